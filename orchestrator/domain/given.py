@@ -1,0 +1,74 @@
+"""What a caller hands in: a task that is to be made, and an agent as a file defines it. Values only, checked at the door."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from orchestrator.domain.outcome import Budget, RetryPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """A task to be made. None means: left open, filled at the first claim from the agent or the defaults.
+
+    ``after`` names the tasks that must be done first: ids, or names within the same submission. ``at`` is the instant
+    (timezone-aware) before which it does not start. ``line`` is where it stands in its file, for messages.
+    """
+
+    agent: str
+    input: Any = None
+    params: dict[str, Any] | None = None
+    title: str | None = None
+    name: str | None = None
+    priority: int = 0
+    at: datetime | None = None
+    max_retries: int | None = None
+    retry: RetryPolicy | None = None
+    budget: Budget | None = None
+    unique_key: str | None = None
+    concurrency_key: str | None = None
+    after: tuple[int | str, ...] = ()
+    approval: bool = False
+    tags: dict[str, str] | None = None
+    definition: str | None = None
+    task_hash: str | None = None
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AgentDefinition:
+    """An agent as ``orchestrator.toml`` or a plan defines it; exactly one of command, python, http, acp is set.
+
+    ``hash`` covers every field that decides what the agent does; ``local`` is True for an agent of a plan file.
+    """
+
+    name: str
+    hash: str
+    local: bool = False
+    command: tuple[str, ...] | str | None = None
+    python: str | None = None
+    http: str | None = None
+    acp: tuple[str, ...] | None = None
+    shell: bool = False
+    prompt: str = "stdin"
+    output: str = "text"
+    workspace: str = "none"
+    session: str = "resume"
+    dir: str | None = None
+    base_dir: str | None = None
+    env_set: dict[str, str] = field(default_factory=dict)
+    env_unset: tuple[str, ...] = ()
+    env_allow: tuple[str, ...] | None = None
+    env_secret: tuple[str, ...] = ()
+    exit_codes: dict[int, str] = field(default_factory=dict)
+    budget: Budget | None = None
+    max_retries: int | None = None
+    retry: RetryPolicy | None = None
+    idle_seconds: float | None = None
+    connect_seconds: float | None = None
+    kill_grace: float = 2.0
+    result_grace: float = 5.0
+    isolation: str | None = None
+    line: int = 0

@@ -1,0 +1,114 @@
+"""The values that pass between the three units: ``Claim`` out of the first, ``Outcome`` into the third.
+
+Frozen, without I/O and without SQLAlchemy: agents and the worker know these and nothing of the database.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from orchestrator.domain.words import OnLimit, OutcomeClass
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Seconds before the next attempt: exponential with full jitter between 0 and min(max, initial × factor ** n)."""
+
+    initial: float = 5.0
+    factor: float = 2.0
+    max: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Limits of a task; None is no limit. Seconds count for each attempt, the others over all attempts of a task."""
+
+    seconds: float | None = None
+    tokens: int | None = None
+    usd: float | None = None
+    turns: int | None = None
+    on_limit: OnLimit = OnLimit.FAIL
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one attempt used, as far as known; None is unknown, never 0.
+
+    ``counter`` is what the agent reported and we read: delta, process_total, session_total or mixed.
+    ``complete`` is False when the attempt ended before its last report could come.
+    """
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    total_tokens: int | None = None
+    cost_usd: float | None = None
+    cost_source: str | None = None
+    counter: str | None = None
+    complete: bool | None = None
+    turns: int | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptSize:
+    """Bytes that the agent wrote, bytes left out of what is kept, and whether forbidden bytes were replaced."""
+
+    bytes: int = 0
+    dropped_bytes: int = 0
+    replaced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A task as its worker holds it: everything that an agent needs, and the fence of three.
+
+    The fence is ``(task_id, attempt, claimed_by)``. ``budget``, ``max_retries`` and ``retry`` are filled: what the task
+    left open came from the agent's definition or from the defaults. ``session`` is that of the attempt before.
+    """
+
+    task_id: int
+    attempt: int
+    claimed_by: UUID
+    agent: str
+    started_at: datetime
+    input: Any = None
+    params: dict[str, Any] = field(default_factory=dict)
+    title: str | None = None
+    name: str | None = None
+    plan: str | None = None
+    budget: Budget = Budget()
+    retry: RetryPolicy = RetryPolicy()
+    max_retries: int = 2
+    retry_count: int = 0
+    lost_count: int = 0
+    limited_count: int = 0
+    limited_since: datetime | None = None
+    session: str | None = None
+    definition: str | None = None
+    cancel_requested: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one execution. Agents make it, ``settle`` reads it, ``record_run`` stores it.
+
+    ``retry_at`` (an instant of the provider's clock) or ``retry_after`` (seconds) is the stated reset of a rate limit.
+    ``elapsed`` is measured locally in seconds; ``result`` is a JSON value; ``notes`` are sentences for the run row.
+    """
+
+    status: OutcomeClass
+    cause: str | None = None
+    message: str | None = None
+    result: Any = None
+    exit_code: int | None = None
+    signal: int | None = None
+    retry_at: datetime | None = None
+    retry_after: float | None = None
+    usage: Usage | None = None
+    session: str | None = None
+    transcript: TranscriptSize = TranscriptSize()
+    notes: tuple[str, ...] = ()
+    elapsed: float = 0.0
