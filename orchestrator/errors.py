@@ -19,6 +19,8 @@ A message names the thing and its id, what was expected and what was found; ``hi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any, ClassVar
 
 
@@ -114,3 +116,14 @@ class InternalError(OrchestratorError):
     """A fault of ours."""
 
     code = "internal"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence about the unknown *name*: the nearest known one, else all that there are."""
+    names = sorted(set(known))
+    near = get_close_matches(name.lower(), [each.lower() for each in names], n=1, cutoff=0.6)
+    if near:
+        return "; did you mean " + repr(next(each for each in names if each.lower() == near[0])) + "?"
+    if not names:
+        return "; there are none"
+    return "; known: " + ", ".join(names[:12]) + (", …" if len(names) > 12 else "")

@@ -15,6 +15,8 @@ class NewTask:
 
     ``after`` names the tasks that must be done first: ids, or names within the same submission. ``at`` is the instant
     (timezone-aware) before which it does not start. ``line`` is where it stands in its file, for messages.
+    ``template`` is True when ``input`` still holds placeholders, because it quotes results of ``after`` tasks: whoever
+    claims it passes it through ``plans.resolve``. ``dir`` is the directory that the agent runs in, if the task says so.
     """
 
     agent: str
@@ -34,6 +36,8 @@ class NewTask:
     tags: dict[str, str] | None = None
     definition: str | None = None
     task_hash: str | None = None
+    template: bool = False
+    dir: str | None = None
     line: int = 0
 
 
