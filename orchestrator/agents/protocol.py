@@ -7,6 +7,7 @@ is told to end). Nothing here knows SQL, the worker or the command line.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,6 +54,7 @@ class Stop:
         self.reason: OutcomeClass | None = None
         self.message: str | None = None
         self._asked = asyncio.Event()
+        self._callbacks: list[Callable[[], None]] = []
 
     def request(self, reason: OutcomeClass, message: str | None = None) -> bool:
         """Ask for the end; False if it was asked for before."""
@@ -60,12 +62,21 @@ class Stop:
             return False
         self.reason, self.message = reason, message
         self._asked.set()
+        for callback in self._callbacks:
+            callback()
         return True
+
+    def on_request(self, callback: Callable[[], None]) -> None:
+        """Call *callback* when the end is asked for, at once if it was: for those who would need a task to wait."""
+        if self.reason is not None:
+            callback()
+        else:
+            self._callbacks.append(callback)
 
     async def wait(self) -> OutcomeClass:
         """Return the reason as soon as there is one."""
         await self._asked.wait()
-        assert self.reason is not None  # noqa: S101 - set before the event
+        assert self.reason is not None
         return self.reason
 
 

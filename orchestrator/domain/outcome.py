@@ -38,7 +38,8 @@ class Usage:
     """What one attempt used, as far as known; None is unknown, never 0.
 
     ``counter`` is what the agent reported and we read: delta, process_total, session_total or mixed.
-    ``complete`` is False when the attempt ended before its last report could come.
+    ``complete`` is False when the attempt ended before its last report could come. ``carry`` is no amount: it is what
+    the meter of the next attempt must know (a small JSON object: where the session's total stood, which ids counted).
     """
 
     input_tokens: int | None = None
@@ -50,6 +51,7 @@ class Usage:
     complete: bool | None = None
     turns: int | None = None
     model: str | None = None
+    carry: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class Claim:
     """A task as its worker holds it: everything that an agent needs, and the fence of three.
 
     The fence is ``(task_id, attempt, claimed_by)``. ``budget``, ``max_retries`` and ``retry`` are filled: what the task
-    left open came from the agent's definition or from the defaults. ``session`` is that of the attempt before.
+    left open came from the agent's definition or from the defaults. ``session`` is that of the attempt before, ``meter``
+    the ``Usage.carry`` of it.
     """
 
     task_id: int
@@ -76,6 +79,7 @@ class Claim:
     started_at: datetime
     input: Any = None
     params: dict[str, Any] = field(default_factory=dict)
+    template: bool = False
     title: str | None = None
     name: str | None = None
     plan: str | None = None
@@ -87,6 +91,7 @@ class Claim:
     limited_count: int = 0
     limited_since: datetime | None = None
     session: str | None = None
+    meter: dict[str, Any] | None = None
     definition: str | None = None
     cancel_requested: bool = False
 
