@@ -126,6 +126,7 @@ class Task(Base):
     input: Mapped[Any | None] = mapped_column(JSONB(none_as_null=True))
     params: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     template: Mapped[bool] = mapped_column(Boolean, server_default="false")
+    is_parent: Mapped[bool] = mapped_column(Boolean, server_default="false")
     result: Mapped[Any | None] = mapped_column(JSON(none_as_null=True))
     error_class: Mapped[str | None]
     error_cause: Mapped[str | None]

@@ -1,0 +1,400 @@
+"""``RunRepository``: unit 3 of ADR-0004, the record of what came of an attempt, and reading those records.
+
+``record_runs`` is a group commit: the runs of a batch and the moves of their tasks are one transaction. It is safe to
+repeat after an unknown commit: it finds its own run and says so.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Boolean,
+    Double,
+    Engine,
+    Integer,
+    Text,
+    Uuid,
+    any_,
+    bindparam,
+    cast,
+    column,
+    func,
+    literal,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import JSON, JSONB, TIMESTAMP, insert
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, sessionmaker
+
+from orchestrator.domain.entities import Run, Task
+from orchestrator.domain.outcome import Claim, Outcome
+from orchestrator.domain.settle import settle
+from orchestrator.domain.storable import storable_json, storable_text
+from orchestrator.domain.words import OutcomeClass, TaskStatus
+from orchestrator.errors import ClaimLost, InvalidInput, NotFound
+from orchestrator.repositories.settling import apply
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An attempt that ended and is to be recorded, with who ran it."""
+
+    claim: Claim
+    outcome: Outcome
+    worker: str | None = None
+    host: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What recording did: the task's status afterwards; ``late`` when the attempt no longer owned its task."""
+
+    task_id: int
+    attempt: int
+    status: TaskStatus | None
+    delay: float = 0.0
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The records of one group commit, in the order given, and the agents that may have work now."""
+
+    recorded: list[Recorded]
+    wake: set[str]
+
+
+class RunRepository:
+    """The runs table: written by ``record_runs`` and, for lost attempts, by ``TaskRepository.take_back``."""
+
+    def __init__(self, engine: Engine, *, give_up_after: float = 86_400.0) -> None:
+        self._sessions = sessionmaker(engine, expire_on_commit=False)
+        self._give_up_after = give_up_after
+
+    def record_run(self, claim: Claim, outcome: Outcome, *, worker: str | None = None, host: str | None = None) -> Run:
+        """Insert the run of *claim* and settle its task, in one transaction; committed on return.
+
+        Repeating it after an unknown commit returns the same run. When the attempt no longer owns its task, the outcome
+        is kept in the ``late`` column of the run that the watchdog wrote, and ClaimLost is raised.
+        """
+        (recorded,) = self.record_runs([Ended(claim, outcome, worker, host)]).recorded
+        if recorded.late:
+            raise ClaimLost(
+                f"task {claim.task_id} attempt {claim.attempt} was taken back from worker {claim.claimed_by}; "
+                "its outcome is kept as late",
+                task=claim.task_id,
+                attempt=claim.attempt,
+            )
+        return self.get(claim.task_id, claim.attempt)
+
+    def record_runs(self, batch: Sequence[Ended]) -> Batch:
+        """Record a batch of attempts in one transaction; committed on return.
+
+        What the database would refuse (NUL, lone surrogates, NaN) is replaced and noted beforehand. If it refuses a
+        value all the same, the batch is halved until the value stands alone; there it is replaced: no neighbour waits
+        for it and nothing else of it is lost. At most one element for each (task, attempt).
+        """
+        return self._record([_storable(ended) for ended in batch])
+
+    def _record(self, batch: list[Ended]) -> Batch:
+        try:
+            return self._record_once(batch)
+        except DBAPIError as error:
+            if not _refused_value(error):
+                raise
+            if len(batch) == 1:
+                log.warning("the database refused a value of task %s: %s", batch[0].claim.task_id, error.orig)
+                return self._record_once([_plain(batch[0], str(error.orig))])
+        middle = len(batch) // 2
+        first, second = self._record(batch[:middle]), self._record(batch[middle:])
+        return Batch(first.recorded + second.recorded, first.wake | second.wake)
+
+    def _record_once(self, batch: list[Ended]) -> Batch:
+        ids = [ended.claim.task_id for ended in batch]
+        with self._sessions.begin() as session:
+            rows = {row.id: row for row in session.execute(_LOCK, {"ids": ids})}
+            moves, owned, late = [], [], []
+            recorded: dict[tuple[int, int], Recorded] = {}
+            families = []
+            for ended in batch:
+                claim, row = ended.claim, rows.get(ended.claim.task_id)
+                if (
+                    row is None
+                    or row.status != "running"
+                    or row.attempt != claim.attempt
+                    or row.claimed_by != claim.claimed_by
+                ):
+                    late.append(ended)
+                    continue
+                settlement = settle(
+                    claim,
+                    ended.outcome,
+                    cancel_requested=row.cancel_requested_at is not None,
+                    give_up_after=self._give_up_after,
+                )
+                moves.append((claim, ended.outcome, settlement))
+                owned.append(ended)
+                if row.is_parent:
+                    families.append(claim.task_id)
+                recorded[claim.task_id, claim.attempt] = Recorded(
+                    claim.task_id, claim.attempt, settlement.status, settlement.delay
+                )
+            if owned:
+                session.execute(_INSERT, _arrays(owned))
+            wake = apply(session, moves, families)
+            for ended in late:
+                recorded[ended.claim.task_id, ended.claim.attempt] = _keep_late(session, ended)
+        return Batch([recorded[e.claim.task_id, e.claim.attempt] for e in batch], wake)
+
+    def get(self, task_id: int, attempt: int) -> Run:
+        """The run of one attempt. Raises NotFound."""
+        with self._sessions() as session:
+            run = session.scalar(select(Run).where(Run.task_id == task_id, Run.attempt == attempt))
+        if run is None:
+            raise NotFound(f"task {task_id} has no run of attempt {attempt}", task=task_id, attempt=attempt)
+        return run
+
+    def of_task(self, task_id: int) -> list[Run]:
+        """All runs of a task, by attempt. Uses the unique key runs_task_id_attempt_key."""
+        with self._sessions() as session:
+            return list(session.scalars(select(Run).where(Run.task_id == task_id).order_by(Run.attempt)))
+
+
+# -- the statements -----------------------------------------------------------------------------------------------
+
+# In id order, everywhere: two recorders, or a recorder and an operator, must not wait for each other in a circle.
+# FOR NO KEY UPDATE: the foreign keys of runs and dependencies (KEY SHARE) do not wait for it.
+_LOCK = (
+    select(
+        Task.id,
+        Task.status,
+        Task.attempt,
+        Task.claimed_by,
+        Task.cancel_requested_at,
+        # A column and not a look at the dependencies: after a wait for this lock the row is read anew, a subquery is not.
+        Task.is_parent,
+    )
+    .where(Task.id == any_(bindparam("ids", type_=ARRAY(BigInteger))))
+    .order_by(Task.id)
+    .with_for_update(key_share=True, of=Task)
+)
+
+_TIME = TIMESTAMP(timezone=True)
+_COLUMNS: tuple[tuple[str, Any], ...] = (
+    ("task_id", BigInteger()),
+    ("attempt", Integer()),
+    ("status", Text()),
+    ("cause", Text()),
+    ("message", Text()),
+    ("exit_code", Integer()),
+    ("signal", Integer()),
+    ("worker", Text()),
+    ("worker_id", Uuid()),
+    ("host", Text()),
+    ("started_at", _TIME),
+    ("finished_at", _TIME),
+    ("result", Text()),
+    ("input_tokens", BigInteger()),
+    ("output_tokens", BigInteger()),
+    ("total_tokens", BigInteger()),
+    ("turns", Integer()),
+    ("model", Text()),
+    ("cost_usd", Double()),
+    ("cost_source", Text()),
+    ("counter", Text()),
+    ("usage_complete", Boolean()),
+    ("session", Text()),
+    ("transcript_bytes", BigInteger()),
+    ("transcript_dropped_bytes", BigInteger()),
+    ("transcript_replaced", Boolean()),
+    ("notes", Text()),
+)
+
+
+def _build_insert() -> Any:
+    """Runs by arrays: one statement of a constant text for any number of rows."""
+    new = (
+        func.unnest(*(bindparam(name, type_=ARRAY(kind)) for name, kind in _COLUMNS))
+        .table_valued(*(column(name, kind) for name, kind in _COLUMNS))
+        .render_derived(name="new")
+    )
+    casts: dict[str, Any] = {"result": JSON, "notes": JSONB}
+    values = [cast(new.c[name], casts[name]) if name in casts else new.c[name] for name, _ in _COLUMNS]
+    return (
+        insert(Run)
+        .from_select([name for name, _ in _COLUMNS], select(*values))
+        .on_conflict_do_nothing(index_elements=["task_id", "attempt"])
+    )
+
+
+_INSERT = _build_insert()
+
+
+def _arrays(owned: Sequence[Ended]) -> dict[str, list[Any]]:
+    rows = [_row(ended) for ended in owned]
+    return {name: list(values) for (name, _), values in zip(_COLUMNS, zip(*rows, strict=True), strict=True)}
+
+
+def _row(ended: Ended) -> tuple[Any, ...]:
+    claim, outcome, usage = ended.claim, ended.outcome, ended.outcome.usage
+    size = outcome.transcript
+    return (
+        claim.task_id,
+        claim.attempt,
+        outcome.status.value,
+        outcome.cause,
+        outcome.message,
+        outcome.exit_code,
+        outcome.signal,
+        ended.worker,
+        claim.claimed_by,
+        ended.host,
+        claim.started_at,
+        claim.started_at + timedelta(seconds=max(0.0, outcome.elapsed)),
+        None if outcome.result is None else json.dumps(outcome.result),
+        *(
+            (None,) * 9
+            if usage is None
+            else (
+                usage.input_tokens,
+                usage.output_tokens,
+                usage.total_tokens,
+                usage.turns,
+                usage.model,
+                usage.cost_usd,
+                usage.cost_source,
+                usage.counter,
+                usage.complete,
+            )
+        ),
+        outcome.session or claim.session,
+        size.bytes,
+        size.dropped_bytes,
+        size.replaced,
+        json.dumps(list(outcome.notes)) if outcome.notes else None,
+    )
+
+
+def _keep_late(session: Session, ended: Ended) -> Recorded:
+    """An outcome whose fence is gone: our own earlier commit, or a late result that belongs beside the lost run."""
+    claim, outcome = ended.claim, ended.outcome
+    run = session.execute(
+        select(Run.id, Run.status, Run.cause, Run.worker_id, Run.late, Task.status)
+        .join(Task, Task.id == Run.task_id)
+        .where(Run.task_id == claim.task_id, Run.attempt == claim.attempt)
+    ).one_or_none()
+    if run is None:
+        log.warning(
+            "task %s attempt %s has neither claim nor run: its outcome has no place", claim.task_id, claim.attempt
+        )
+        return Recorded(claim.task_id, claim.attempt, None, late=True)
+    taken_back = run[1] == OutcomeClass.LOST or run[2] == "handed_back"
+    if run[3] == claim.claimed_by and not taken_back:
+        return Recorded(claim.task_id, claim.attempt, TaskStatus(run[5]))
+    late: dict[str, Any] = {
+        "status": outcome.status.value,
+        "cause": outcome.cause,
+        "message": outcome.message,
+        "result": outcome.result,
+        "exit_code": outcome.exit_code,
+        "elapsed": outcome.elapsed,
+    }
+    if outcome.usage is not None:
+        late["usage"] = {
+            "input_tokens": outcome.usage.input_tokens,
+            "output_tokens": outcome.usage.output_tokens,
+            "total_tokens": outcome.usage.total_tokens,
+            "cost_usd": outcome.usage.cost_usd,
+        }
+    session.execute(
+        update(Run).where(Run.id == run[0], Run.late.is_(None), literal(taken_back)).values(late=late),
+        execution_options={"synchronize_session": False},
+    )
+    return Recorded(claim.task_id, claim.attempt, None, late=True)
+
+
+# -- values that the database refuses -----------------------------------------------------------------------------
+
+
+def _refused_value(error: DBAPIError) -> bool:
+    """SQLSTATE class 22 (data exception), 54 (limit exceeded), or the driver's own refusal to send a value."""
+    state = getattr(error.orig, "sqlstate", None)
+    if state is None:
+        return type(error.orig).__name__ in ("DataError", "UnicodeEncodeError")
+    return state[:2] in ("22", "54") or state == "23514"
+
+
+def _storable(ended: Ended) -> Ended:
+    outcome = ended.outcome
+    replaced = False
+
+    def clean(value: str | None) -> str | None:
+        nonlocal replaced
+        if value is None:
+            return None
+        value, changed = storable_text(value)
+        replaced = replaced or changed
+        return value
+
+    cause, message, session = clean(outcome.cause), clean(outcome.message), clean(outcome.session)
+    notes = tuple(clean(note) or "" for note in outcome.notes)
+    result = outcome.result
+    if result is not None:
+        try:
+            result, changed = storable_json(result)
+        except InvalidInput as error:
+            result, changed = repr(result), True
+            notes = (*notes, f"the result is not JSON and is kept as text: {error.message}")
+        replaced = replaced or changed
+    if not replaced:
+        return ended
+    return replace(
+        ended,
+        outcome=replace(
+            outcome,
+            cause=cause,
+            message=message,
+            session=session,
+            result=result,
+            notes=(*notes, "characters that the database cannot hold were replaced"),
+            transcript=replace(outcome.transcript, replaced=True),
+        ),
+    )
+
+
+def _plain(ended: Ended, why: str) -> Ended:
+    """The same outcome with everything that could be refused written as plain ASCII text."""
+    outcome = ended.outcome
+
+    def plain(value: str | None) -> str | None:
+        return None if value is None else value.encode("ascii", "backslashreplace").decode()
+
+    result = None if outcome.result is None else ascii(outcome.result)
+    return replace(
+        ended,
+        outcome=Outcome(
+            outcome.status,
+            cause=plain(outcome.cause),
+            message=plain(outcome.message),
+            result=result,
+            exit_code=outcome.exit_code,
+            signal=outcome.signal,
+            session=plain(outcome.session),
+            notes=(f"the database refused a value; stored as plain text: {plain(why)}",),
+            elapsed=outcome.elapsed,
+        ),
+    )
+
+
+__all__ = ["Batch", "Ended", "Recorded", "RunRepository"]

@@ -1,0 +1,594 @@
+"""``TaskRepository``: taking tasks, giving them back, and what the worker asks about those it holds.
+
+Every public method is one transaction, opened and ended inside it. ``claim`` is unit 1 of ADR-0004. The statements are
+Core, built once, rows as tuples: through entities a claim costs ten times the client's CPU (docs/adr/0004).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Double,
+    Engine,
+    Integer,
+    Row,
+    Select,
+    Text,
+    Update,
+    Uuid,
+    any_,
+    bindparam,
+    column,
+    exists,
+    func,
+    literal,
+    null,
+    select,
+    true,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session, aliased, sessionmaker
+
+from orchestrator.domain.entities import AgentState, Dependency, Run, Task, WorkerRow
+from orchestrator.domain.outcome import Budget, Claim, Outcome, RetryPolicy
+from orchestrator.domain.settle import settle
+from orchestrator.domain.words import OnLimit, OutcomeClass, TaskStatus
+from orchestrator.repositories.settling import apply
+
+ROUTE_SEPARATOR = "\x1f"
+DEFAULT_RETRY = RetryPolicy()
+DEFAULT_MAX_RETRIES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An agent that a worker knows, with what it gives to tasks that left it open. One route of the claim."""
+
+    agent: str
+    definition: str | None = None
+    max_retries: int = DEFAULT_MAX_RETRIES
+    retry: RetryPolicy = DEFAULT_RETRY
+    budget: Budget = Budget()
+
+    @property
+    def route(self) -> str:
+        return self.agent if self.definition is None else f"{self.agent}{ROUTE_SEPARATOR}{self.definition}"
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What one claim took, and what it cost: seconds that FOR UPDATE was held, and whether the worker still lives."""
+
+    claims: list[Claim]
+    hold_seconds: float
+    alive: bool = True
+
+
+class TaskRepository:
+    """The tasks table as the run path uses it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._sessions = sessionmaker(engine, expire_on_commit=False)
+
+    def claim(
+        self,
+        worker: UUID,
+        agents: Sequence[Known],
+        limit: int,
+        *,
+        plan_id: int | None = None,
+        suspects: bool = False,
+    ) -> Claimed:
+        """Take up to *limit* ready tasks for *worker*, the most urgent first; equal priority in the order of adding.
+
+        A task can be claimed when all of these hold:
+        - it is ``pending``, due by the database's clock, not held, and its agent is not paused;
+        - its route is one of *agents* (and it belongs to *plan_id*, if one is given);
+        - no other transaction holds its row (such rows are skipped, not waited for);
+        - the worker's own row is alive; otherwise nothing is taken and ``alive`` is False;
+        - it was never lost by a worker, or, with *suspects*, it was: those are taken one at a time.
+
+        On return the claim is committed: ``attempt`` is increased, status is ``running``, and what the task left open
+        (max_retries, retry, budget) is filled from *agents*.
+        """
+        routes = [known.route for known in agents]
+        statement = _CLAIMS[(len(routes) > 1, plan_id is not None, suspects)]
+        values = {
+            "worker": worker,
+            "routes": routes,
+            "names": [known.agent for known in agents],
+            "max_retries": [known.max_retries for known in agents],
+            "retry_initial": [known.retry.initial for known in agents],
+            "retry_factor": [known.retry.factor for known in agents],
+            "retry_max": [known.retry.max for known in agents],
+            "seconds": [known.budget.seconds for known in agents],
+            "tokens": [known.budget.tokens for known in agents],
+            "usd": [known.budget.usd for known in agents],
+            "turns": [known.budget.turns for known in agents],
+            "on_limit": [known.budget.on_limit.value for known in agents],
+            "limit": limit,
+        }
+        if plan_id is not None:
+            values["plan_id"] = plan_id
+        with self._sessions() as session:
+            connection = session.connection()
+            sent = time.perf_counter()
+            rows = connection.execute(statement, values).all()
+            session.commit()
+            held = time.perf_counter() - sent
+            if not rows:
+                alive = self._alive(session, worker)
+                session.rollback()
+                return Claimed([], held, alive)
+        rows = sorted(rows, key=lambda row: (-row.priority, row.id))
+        return Claimed([_claim(row) for row in rows], held)
+
+    def _alive(self, session: Session, worker: UUID) -> bool:
+        return bool(session.scalar(select(exists().where(WorkerRow.id == worker, WorkerRow.dead_at.is_(None)))))
+
+    def parents_results(self, task_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """The results of the tasks that each of *task_ids* depends on, by the parent's name; unnamed ones by ``#id``."""
+        parent = aliased(Task)
+        with self._sessions() as session:
+            rows = session.execute(
+                select(Dependency.task_id, parent.id, parent.name, parent.result)
+                .join(parent, parent.id == Dependency.depends_on)
+                .where(Dependency.task_id == any_(literal(list(task_ids), ARRAY(BigInteger))))
+            ).all()
+        found: dict[int, dict[str, Any]] = {}
+        for child, parent_id, name, result in rows:
+            found.setdefault(child, {})[name or f"#{parent_id}"] = result
+        return found
+
+    def promote(self, limit: int = 1000) -> tuple[set[str], float | None]:
+        """Make *limit* tasks whose time has come ``due``; return their agents and the seconds until the next one.
+
+        Uses the index tasks_not_due. Committed on return.
+        """
+        ripe = (
+            select(Task.id)
+            .where(Task.status == TaskStatus.PENDING, ~Task.due, Task.available_at <= func.clock_timestamp())
+            .order_by(Task.available_at)
+            .limit(limit)
+            .with_for_update(skip_locked=True, key_share=True)
+            .cte("ripe")
+            .prefix_with("MATERIALIZED")
+        )
+        with self._sessions.begin() as session:
+            agents = set(
+                session.scalars(
+                    update(Task).where(Task.id == ripe.c.id).values(due=True).returning(Task.agent),
+                    execution_options={"synchronize_session": False},
+                )
+            )
+            upcoming = session.scalar(
+                select(func.extract("epoch", func.min(Task.available_at) - func.clock_timestamp())).where(
+                    Task.status == TaskStatus.PENDING, ~Task.due
+                )
+            )
+        return agents, None if upcoming is None else max(0.0, float(upcoming))
+
+    def cancel_requests(self, worker: UUID) -> list[tuple[int, int]]:
+        """The (task id, attempt) pairs of *worker* that somebody asked to cancel. Uses tasks_cancel_requested."""
+        with self._sessions() as session:
+            return [
+                (task_id, attempt)
+                for task_id, attempt in session.execute(
+                    select(Task.id, Task.attempt).where(
+                        Task.status == TaskStatus.RUNNING,
+                        Task.cancel_requested_at.is_not(None),
+                        Task.claimed_by == worker,
+                    )
+                )
+            ]
+
+    def owned(self, worker: UUID) -> set[tuple[int, int]]:
+        """Every (task id, attempt) that the database says *worker* runs: for reconciliation. Uses tasks_running."""
+        with self._sessions() as session:
+            return {
+                (task_id, attempt)
+                for task_id, attempt in session.execute(
+                    select(Task.id, Task.attempt).where(Task.status == TaskStatus.RUNNING, Task.claimed_by == worker)
+                )
+            }
+
+    def hand_back(self, worker: UUID, held: Sequence[tuple[int, int]], reason: str) -> int:
+        """Give the tasks *held* by *worker* back as ``interrupted``, with a run row each; return how many moved.
+
+        Only what the fence (id, attempt, worker) still matches moves. For claims whose answer was lost, and for what a
+        worker holds but never started. Committed on return.
+        """
+        ids = dict(held)
+        moved = 0
+        with self._sessions.begin() as session:
+            rows = session.execute(
+                _running(Task.id == any_(literal(sorted(ids), ARRAY(BigInteger))), Task.claimed_by == worker)
+            ).all()
+            rows = [row for row in rows if ids[row.id] == row.attempt]
+            moved = _end_runs(session, rows, OutcomeClass.INTERRUPTED, "handed_back", reason)
+        return moved
+
+    def take_back(self, limit: int = 100, give_up_after: float = 86_400.0) -> list[tuple[int, int, str]]:
+        """Take up to *limit* tasks of dead workers back, in id order; return (task id, attempt, new status) of each.
+
+        Each gets its ``lost`` run and its settlement in this one transaction; rows that somebody else is moving are
+        skipped. Uses tasks_running. Committed on return; call again until it returns nothing.
+        """
+        dead = select(WorkerRow.id).where(WorkerRow.dead_at.is_not(None))
+        with self._sessions.begin() as session:
+            rows = session.execute(_running(Task.claimed_by.in_(dead)).limit(limit)).all()
+            return _lose(session, rows, give_up_after)
+
+    def orphans(self) -> list[UUID]:
+        """Owners of running tasks that have no living worker row: dead ones, and unknown ones from a restored dump."""
+        with self._sessions() as session:
+            return list(
+                session.scalars(
+                    select(Task.claimed_by)
+                    .distinct()
+                    .where(
+                        Task.status == TaskStatus.RUNNING,
+                        ~exists().where(WorkerRow.id == Task.claimed_by, WorkerRow.dead_at.is_(None)),
+                    )
+                )
+            )
+
+
+# -- the claim ----------------------------------------------------------------------------------------------------
+
+
+def _build_claim(many: bool, of_plan: bool, suspects: bool) -> Select[Any] | Update:
+    """The claim statement: a fixed set of rows is locked first, then exactly that set is changed and returned.
+
+    The CTEs are MATERIALIZED: a bare ``id IN (SELECT … LIMIT n FOR UPDATE SKIP LOCKED)`` may be planned as a join whose
+    inner side runs again, and then takes more rows than asked. Rows come from the index tasks_ready (tasks_suspect,
+    tasks_ready_of_plan). FOR NO KEY UPDATE does not conflict with the KEY SHARE of the foreign keys that point here.
+    """
+    known = (
+        func.unnest(
+            bindparam("routes", type_=ARRAY(Text)),
+            bindparam("names", type_=ARRAY(Text)),
+            bindparam("max_retries", type_=ARRAY(Integer)),
+            bindparam("retry_initial", type_=ARRAY(Double)),
+            bindparam("retry_factor", type_=ARRAY(Double)),
+            bindparam("retry_max", type_=ARRAY(Double)),
+            bindparam("seconds", type_=ARRAY(Double)),
+            bindparam("tokens", type_=ARRAY(BigInteger)),
+            bindparam("usd", type_=ARRAY(Double)),
+            bindparam("turns", type_=ARRAY(Integer)),
+            bindparam("on_limit", type_=ARRAY(Text)),
+        )
+        .table_valued(
+            column("route", Text),
+            column("agent", Text),
+            column("max_retries", Integer),
+            column("retry_initial", Double),
+            column("retry_factor", Double),
+            column("retry_max", Double),
+            column("seconds", Double),
+            column("tokens", BigInteger),
+            column("usd", Double),
+            column("turns", Integer),
+            column("on_limit", Text),
+        )
+        .render_derived(name="known")
+    )
+    paused = exists().where(
+        AgentState.name == known.c.agent,
+        AgentState.paused_at.is_not(None),
+        (AgentState.paused_until.is_(None)) | (AgentState.paused_until > func.clock_timestamp()),
+    )
+    open_agents = select(known).where(~paused).cte("open_agents").prefix_with("MATERIALIZED")
+    # Locked FOR KEY SHARE: whoever declares this worker dead locks the row FOR UPDATE and so waits for this claim, or
+    # this claim waits and then finds it dead. No claim of a dead worker can appear after its tasks were taken back.
+    me = (
+        select(WorkerRow.id)
+        .where(WorkerRow.id == bindparam("worker", type_=Uuid), WorkerRow.dead_at.is_(None))
+        .with_for_update(read=True, key_share=True)
+        .cte("me")
+        .prefix_with("MATERIALIZED")
+    )
+    # Equal to the predicates of the partial indexes, literally: a bound parameter would hide them from the planner.
+    pending, zero = literal("pending", literal_execute=True), literal(0, literal_execute=True)
+    ready = [Task.status == pending, Task.due, Task.held_at.is_(None)]
+    suspicion = Task.lost_count > zero if suspects else Task.lost_count == zero
+    # After the statement's snapshot was taken, and once a row: no visible row can have a later default than this.
+    now = func.clock_timestamp()
+    limit = bindparam("limit", type_=Integer)
+    order = (Task.priority.desc(), Task.id)
+    if of_plan:
+        picked = (
+            select(Task.id, (Task.available_at <= now).label("ripe"))
+            .where(
+                *ready,
+                suspicion,
+                Task.plan_id == bindparam("plan_id", type_=BigInteger),
+                Task.route.in_(select(open_agents.c.route)),
+                exists(select(me.c.id)),
+            )
+            .order_by(*order)
+            .limit(limit)
+        )
+    elif not many:
+        picked = (
+            select(Task.id, (Task.available_at <= now).label("ripe"))
+            .where(
+                *ready,
+                suspicion,
+                Task.route == select(open_agents.c.route).scalar_subquery(),
+                exists(select(me.c.id)),
+            )
+            .order_by(*order)
+            .limit(limit)
+        )
+    else:
+        # Each route's own head of the queue, without locks and with some to spare for what others hold; then the
+        # best of all of them is locked and checked again.
+        inner = aliased(Task)
+        head = (
+            select(inner.id, inner.priority)
+            .where(
+                inner.status == pending,
+                inner.due,
+                inner.held_at.is_(None),
+                inner.lost_count > zero if suspects else inner.lost_count == zero,
+                inner.route == open_agents.c.route,
+            )
+            .order_by(inner.priority.desc(), inner.id)
+            .limit(limit * 4)
+            .lateral("head")
+        )
+        candidates = (
+            select(head.c.id)
+            .select_from(open_agents.join(head, true()))
+            .order_by(head.c.priority.desc(), head.c.id)
+            .limit(limit * 4)
+            .cte("candidates")
+            .prefix_with("MATERIALIZED")
+        )
+        picked = (
+            select(Task.id, (Task.available_at <= now).label("ripe"))
+            .where(Task.id.in_(select(candidates.c.id)), *ready, suspicion, exists(select(me.c.id)))
+            .order_by(*order)
+            .limit(limit)
+        )
+    locked = picked.with_for_update(skip_locked=True, key_share=True, of=Task).cte("locked").prefix_with("MATERIALIZED")
+    # A row that says due although its time has not come (an INSERT by hand): put right, and not taken.
+    demoted = (
+        update(Task).where(Task.id == locked.c.id, ~locked.c.ripe).values(due=False).returning(Task.id).cte("demoted")
+    )
+    return (
+        update(Task)
+        .add_cte(demoted)
+        .where(Task.id == locked.c.id, locked.c.ripe, Task.route == open_agents.c.route)
+        .values(
+            status=TaskStatus.RUNNING.value,
+            attempt=Task.attempt + 1,
+            claimed_by=bindparam("worker", type_=Uuid),
+            started_at=now,
+            max_retries=func.coalesce(Task.max_retries, open_agents.c.max_retries),
+            retry=func.coalesce(
+                Task.retry,
+                func.jsonb_build_object(
+                    literal("initial", literal_execute=True),
+                    open_agents.c.retry_initial,
+                    literal("factor", literal_execute=True),
+                    open_agents.c.retry_factor,
+                    literal("max", literal_execute=True),
+                    open_agents.c.retry_max,
+                ),
+            ),
+            budget_seconds=func.coalesce(Task.budget_seconds, open_agents.c.seconds),
+            budget_tokens=func.coalesce(Task.budget_tokens, open_agents.c.tokens),
+            budget_usd=func.coalesce(Task.budget_usd, open_agents.c.usd),
+            budget_turns=func.coalesce(Task.budget_turns, open_agents.c.turns),
+            on_limit=func.coalesce(Task.on_limit, open_agents.c.on_limit),
+            progress_percent=null(),
+            progress_message=null(),
+            last_output=null(),
+            last_output_at=null(),
+            live_usage=null(),
+        )
+        .returning(*_CLAIM_COLUMNS)
+        .execution_options(synchronize_session=False)
+    )
+
+
+_CLAIM_COLUMNS = (
+    Task.id,
+    Task.attempt,
+    Task.claimed_by,
+    Task.agent,
+    Task.started_at,
+    Task.input,
+    Task.params,
+    Task.template,
+    Task.title,
+    Task.name,
+    Task.plan,
+    Task.priority,
+    Task.budget_seconds,
+    Task.budget_tokens,
+    Task.budget_usd,
+    Task.budget_turns,
+    Task.on_limit,
+    Task.retry,
+    Task.max_retries,
+    Task.retry_count,
+    Task.lost_count,
+    Task.limited_count,
+    Task.limited_since,
+    Task.session,
+    Task.definition,
+    Task.cancel_requested_at,
+)
+_CLAIMS = {
+    (many, of_plan, suspects): _build_claim(many, of_plan, suspects)
+    for many in (False, True)
+    for of_plan in (False, True)
+    for suspects in (False, True)
+}
+
+
+def _claim(row: Row[Any]) -> Claim:
+    retry = row.retry
+    return Claim(
+        task_id=row.id,
+        attempt=row.attempt,
+        claimed_by=row.claimed_by,
+        agent=row.agent,
+        started_at=row.started_at,
+        input=row.input,
+        params=row.params or {},
+        template=row.template,
+        title=row.title,
+        name=row.name,
+        plan=row.plan,
+        budget=Budget(
+            row.budget_seconds,
+            row.budget_tokens,
+            row.budget_usd,
+            row.budget_turns,
+            OnLimit(row.on_limit or OnLimit.FAIL),
+        ),
+        retry=retry_policy(retry),
+        max_retries=DEFAULT_MAX_RETRIES if row.max_retries is None else row.max_retries,
+        retry_count=row.retry_count,
+        lost_count=row.lost_count,
+        limited_count=row.limited_count,
+        limited_since=row.limited_since,
+        session=row.session,
+        definition=row.definition,
+        cancel_requested=row.cancel_requested_at is not None,
+    )
+
+
+def retry_policy(stored: dict[str, Any] | None) -> RetryPolicy:
+    """The policy of a ``retry`` column; what is missing in it has the product's default."""
+    if not stored:
+        return DEFAULT_RETRY
+    return RetryPolicy(
+        float(stored.get("initial", DEFAULT_RETRY.initial)),
+        float(stored.get("factor", DEFAULT_RETRY.factor)),
+        float(stored.get("max", DEFAULT_RETRY.max)),
+    )
+
+
+# -- taking back --------------------------------------------------------------------------------------------------
+
+
+def _running(*conditions: Any) -> Select[Any]:
+    """Running tasks that match, locked in id order; rows that somebody is moving are skipped. Uses tasks_running."""
+    return (
+        select(*_CLAIM_COLUMNS, WorkerRow.name.label("worker"), WorkerRow.host, WorkerRow.held, func.clock_timestamp())
+        .select_from(Task)
+        .outerjoin(WorkerRow, WorkerRow.id == Task.claimed_by)
+        .where(Task.status == literal("running", literal_execute=True), *conditions)
+        .order_by(Task.id)
+        .with_for_update(skip_locked=True, key_share=True, of=Task)
+    )
+
+
+def _lose(session: Session, rows: Sequence[Row[Any]], give_up_after: float) -> list[tuple[int, int, str]]:
+    moves = []
+    for row in rows:
+        claim = _claim(row)
+        outcome = Outcome(
+            OutcomeClass.LOST,
+            cause="worker_lost",
+            message=f"worker {row.worker or claim.claimed_by} is gone",
+            elapsed=_elapsed(row.started_at, row[-1]),
+        )
+        settlement = settle(
+            claim,
+            outcome,
+            cancel_requested=claim.cancel_requested,
+            give_up_after=give_up_after,
+            alone=row.held == 1,
+        )
+        moves.append((row, claim, outcome, settlement))
+    _write_runs(session, [(row, outcome) for row, _, outcome, _ in moves])
+    apply(session, [(claim, outcome, settlement) for _, claim, outcome, settlement in moves])
+    return [(claim.task_id, claim.attempt, settlement.status.value) for _, claim, _, settlement in moves]
+
+
+def _end_runs(session: Session, rows: Sequence[Row[Any]], kind: OutcomeClass, cause: str, reason: str) -> int:
+    moves = []
+    for row in rows:
+        claim = _claim(row)
+        outcome = Outcome(kind, cause=cause, message=reason, elapsed=_elapsed(row.started_at, row[-1]))
+        moves.append((row, claim, outcome, settle(claim, outcome, cancel_requested=claim.cancel_requested)))
+    _write_runs(session, [(row, outcome) for row, _, outcome, _ in moves])
+    apply(session, [(claim, outcome, settlement) for _, claim, outcome, settlement in moves])
+    return len(moves)
+
+
+def _elapsed(started_at: datetime, now: datetime) -> float:
+    return max(0.0, (now - started_at).total_seconds())
+
+
+def _write_runs(session: Session, ended: Sequence[tuple[Row[Any], Outcome]]) -> None:
+    """The run rows of attempts that nobody else can report. What the attempt used so far is kept from the task row."""
+    if not ended:
+        return
+    values = []
+    for row, outcome in ended:
+        values.append(
+            {
+                "task_id": row.id,
+                "attempt": row.attempt,
+                "status": outcome.status.value,
+                "cause": outcome.cause,
+                "message": outcome.message,
+                "worker": row.worker,
+                "worker_id": row.claimed_by,
+                "host": row.host,
+                "started_at": row.started_at,
+                "finished_at": row.started_at + timedelta(seconds=outcome.elapsed),
+                "session": row.session,
+            }
+        )
+    session.execute(insert(Run).on_conflict_do_nothing(index_elements=["task_id", "attempt"]), values)
+    _keep_usage(session, [row.id for row, _ in ended])
+
+
+def _keep_usage(session: Session, ids: list[int]) -> None:
+    """Copy the live usage of lost attempts into their runs: what was paid for stays on record (S34)."""
+    live = Task.live_usage
+
+    def part(name: str, kind: Any) -> Any:
+        return live[name].astext.cast(kind)
+
+    session.execute(
+        update(Run)
+        .where(
+            Run.task_id == Task.id,
+            Run.attempt == Task.attempt,
+            Task.id == any_(literal(ids, ARRAY(BigInteger))),
+            live.is_not(None),
+        )
+        .values(
+            input_tokens=part("input_tokens", BigInteger),
+            output_tokens=part("output_tokens", BigInteger),
+            total_tokens=part("total_tokens", BigInteger),
+            turns=part("turns", Integer),
+            cost_usd=part("cost_usd", Double),
+            cost_source=part("cost_source", Text),
+            counter=part("counter", Text),
+            model=part("model", Text),
+            usage_complete=False,
+        ),
+        execution_options={"synchronize_session": False},
+    )
+
+
+__all__ = ["Claimed", "Known", "TaskRepository", "retry_policy"]
