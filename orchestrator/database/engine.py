@@ -1,0 +1,201 @@
+"""Engines and session factories: how a database URL becomes connections.
+
+The URL goes to libpq as it is, so everything that libpq knows works (several hosts, ``target_session_attrs``,
+``sslmode``, ``service``, ``options``). Nothing here sets session state: behind a transaction-mode pooler it would leak
+to strangers, so units of work use ``SET LOCAL``. The time zone of a session is left to the server and the user.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.orm import Session, sessionmaker
+
+from orchestrator.errors import InvalidInput
+
+SCHEMES = ("postgresql", "postgresql+psycopg", "postgres")
+POOLERS = (None, "session", "transaction")
+
+DEFAULTS = {
+    "connect_timeout": "10",
+    "keepalives": "1",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    # Without it a statement sent into a dead network waits for the kernel's retransmissions: a quarter of an hour.
+    "tcp_user_timeout": "30000",
+}
+"""Connection parameters unless the URL says otherwise."""
+
+
+def make_engine(
+    url: str,
+    *,
+    pool_size: int = 4,
+    pooler: str | None = None,
+    application_name: str = "orchestrator",
+) -> Engine:
+    """Make an engine for ``url``. Nothing connects until the first use.
+
+    ``pool_size`` is a hard limit, without overflow: a worker's number of connections is a promise to the operator.
+    ``pooler="transaction"`` is for PgBouncer in transaction mode and turns prepared statements off. Raises InvalidInput
+    for a URL that cannot be used; the first connection raises it for a database that is not UTF-8.
+    """
+    if pooler not in POOLERS:
+        raise InvalidInput(
+            f"pooler is {pooler!r}, expected 'transaction' or 'session'",
+            hint='set pooler = "transaction" for PgBouncer in transaction mode, else leave it out',
+        )
+    parameters = connection_parameters(url, application_name=application_name)
+    options: dict[str, Any] = {"prepare_threshold": None} if pooler == "transaction" else {}
+
+    def connect() -> psycopg.Connection[Any]:
+        connection = psycopg.connect(**parameters, **options)
+        _require_utf8(connection)
+        return connection
+
+    engine = create_engine(
+        "postgresql+psycopg://",
+        creator=connect,
+        pool_size=pool_size,
+        max_overflow=0,
+        pool_pre_ping=False,  # a round trip for every unit; a lost connection is retried by ``transient`` instead
+        pool_use_lifo=True,
+        use_native_hstore=False,  # would look the type up on the first connection
+    )
+    event.listen(engine, "handle_error", _leave_a_standby)
+    return engine
+
+
+def sessions(engine: Engine) -> sessionmaker[Session]:
+    """A factory of Sessions. ``expire_on_commit`` is off: an entity that a unit returns is read after its commit."""
+    return sessionmaker(engine, expire_on_commit=False)
+
+
+def connection_parameters(url: str, *, application_name: str = "orchestrator") -> dict[str, Any]:
+    """The keyword arguments for ``psycopg.connect``. Raises InvalidInput; no message ever shows the password."""
+    conninfo = _libpq_url(url)
+    try:
+        parameters: dict[str, Any] = dict(conninfo_to_dict(conninfo))
+    except psycopg.Error as error:
+        raise InvalidInput(
+            f"the database URL {shown(url)} is not valid: {_reason(str(error), conninfo)}",
+            hint="expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE",
+        ) from None
+    for name, value in DEFAULTS.items():
+        parameters.setdefault(name, value)
+    parameters.setdefault("application_name", application_name)
+    # PGCLIENTENCODING must not decide how the bytes of a transcript are read.
+    parameters["client_encoding"] = "utf8"
+    return parameters
+
+
+def shown(url: str) -> str:
+    """``url`` as it may be shown: without its password, and without any password among its parameters."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return "(not shown: it does not begin with postgresql://)"
+    authority, slash, tail = rest.partition("/")
+    if "@" in tail.partition("?")[0]:
+        # An unescaped slash in the password: where it ends is a guess, so nothing before the last @ is shown.
+        return f"{scheme}://***@{_without_secrets(rest.rpartition('@')[2])}"
+    if "@" in authority:
+        user = authority.partition("@")[0].partition(":")[0]
+        authority = f"{user}:***@{authority.rpartition('@')[2]}" if ":" in authority.rpartition("@")[0] else authority
+    return f"{scheme}://{authority}{slash}{_without_secrets(tail)}"
+
+
+def _without_secrets(text: str) -> str:
+    return re.sub(r"(?i)((?:ssl)?password=)[^&]*", r"\1***", text)
+
+
+def _libpq_url(url: str) -> str:
+    """``url`` spelled for libpq; refuses what libpq would misread instead of refusing."""
+    if not url.strip():
+        raise InvalidInput("the database URL is empty", hint="expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+    scheme, separator, rest = url.strip().partition("://")
+    if not separator:
+        raise InvalidInput(
+            "the database URL has no scheme", hint="expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+        )
+    if scheme not in SCHEMES:
+        name, _, driver = scheme.partition("+")
+        if name in ("postgresql", "postgres"):
+            raise InvalidInput(
+                f"the database URL asks for the driver {driver!r}; only psycopg is used here",
+                hint="write postgresql:// instead",
+            )
+        raise InvalidInput(
+            f"the database URL begins with {scheme!r}, expected postgresql",
+            hint="only PostgreSQL 14 or later can be used: postgresql://USER:PASSWORD@HOST:PORT/DATABASE",
+        )
+    authority, _, tail = rest.partition("/")
+    path = tail.partition("?")[0]
+    misread = authority.partition("?")[0].count("@") > 1 or "@" in path or "#" in authority
+    # user:pa?word@host reads as host "user", port "pa": there is an @, but only behind the question mark.
+    before, question, after = authority.partition("?")
+    misread = misread or bool(question and "@" not in before and "@" in after and ":" in before)
+    if misread:
+        raise InvalidInput(
+            f"the database URL {shown(url)} has a character in its user name or password that must be encoded",
+            hint="write @ as %40, / as %2F, : as %3A, ? as %3F, # as %23 and % as %25 in the password",
+        )
+    return "postgresql://" + _joined_hosts(rest)
+
+
+def _joined_hosts(rest: str) -> str:
+    """Several ``host=NAME:PORT`` parameters (SQLAlchemy's spelling) as libpq's one list; else ``rest`` as it is."""
+    front, question, query = rest.partition("?")
+    pairs = [part.partition("=") for part in query.split("&") if part]
+    hosts = [unquote(value) for name, _, value in pairs if name == "host"]
+    if not question or len(hosts) < 2:
+        return rest
+    names, ports = [], []
+    for host in hosts:
+        name, _, port = host.partition(":")
+        names.append(name)
+        ports.append(port or "5432")
+    others = ["=".join((name, value)) for name, _, value in pairs if name not in ("host", "port")]
+    return front + "?" + "&".join([*others, "host=" + ",".join(names), "port=" + ",".join(ports)])
+
+
+def _reason(message: str, conninfo: str) -> str:
+    """libpq's reason, unless it quotes something that could be a part of the password."""
+    try:
+        parts = urlsplit(conninfo)
+        password = parts.netloc.rpartition("@")[0].partition(":")[2]
+    except ValueError:
+        password = conninfo
+    line = message.strip().splitlines()[0] if message.strip() else "it cannot be read"
+    quoted = re.findall(r'"([^"]*)"', line)
+    if password and any(text and (text in password or password in text or text in conninfo) for text in quoted):
+        return re.sub(r'"[^"]*"', '"..."', line)
+    return line
+
+
+def _require_utf8(connection: psycopg.Connection[Any]) -> None:
+    """Refuse a database in another encoding: what an agent says would be lost at the first foreign letter.
+
+    The server reports its encoding when a connection is made, so this costs no round trip.
+    """
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding in (None, "UTF8"):
+        return
+    name = connection.info.dbname
+    connection.close()
+    raise InvalidInput(
+        f"the database {name!r} is encoded in {encoding}, expected UTF8",
+        hint=f"make another: CREATE DATABASE {name}_utf8 ENCODING 'UTF8' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'",
+    )
+
+
+def _leave_a_standby(context: ExceptionContext) -> None:
+    """After a failover the old primary may come back read-only under connections that still work: drop them all."""
+    if getattr(context.original_exception, "sqlstate", None) == "25006":
+        context.is_disconnect = True
