@@ -120,6 +120,7 @@ class Task(Base):
     task_hash: Mapped[str | None]
     definition: Mapped[str | None]
     route: Mapped[str] = mapped_column(Computed("agent || coalesce(E'\\x1f' || definition, '')", persisted=True))
+    dir: Mapped[str | None]
     unique_key: Mapped[str | None]
     concurrency_key: Mapped[str | None]
     tags: Mapped[dict[str, str] | None] = mapped_column(JSONB(none_as_null=True))

@@ -93,6 +93,7 @@ class Claim:
     session: str | None = None
     meter: dict[str, Any] | None = None
     definition: str | None = None
+    dir: str | None = None
     cancel_requested: bool = False
 
 

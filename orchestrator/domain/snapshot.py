@@ -281,9 +281,9 @@ class RunEvent:
     """One change of state in a ``run``, as a line that stays.
 
     ``kind``: plan, start, done, retry, failed, cancelled, waiting, interrupted, lost, not_run, away, back, stopping,
-    end or note. ``elapsed`` is that attempt's seconds, ``detail`` what it said last or what went wrong. ``attempt`` is the
-    one that the line is about, ``attempts`` the most that there can be. For ``plan``, ``away``, ``back``, ``stopping``,
-    ``end`` and ``note``, ``detail`` is the whole sentence.
+    end or note. ``elapsed`` is that attempt's seconds, ``detail`` what it said last or what went wrong. ``attempt`` is
+    the one that the line is about, ``attempts`` the most that there can be. For ``plan``, ``away``, ``back``,
+    ``stopping``, ``end`` and ``note``, ``detail`` is the whole sentence.
     """
 
     at: datetime

@@ -429,6 +429,7 @@ _CLAIM_COLUMNS = (
     Task.limited_since,
     Task.session,
     Task.definition,
+    Task.dir,
     Task.cancel_requested_at,
 )
 _CLAIMS = {
@@ -468,6 +469,7 @@ def _claim(row: Row[Any]) -> Claim:
         limited_since=row.limited_since,
         session=row.session,
         definition=row.definition,
+        dir=row.dir,
         cancel_requested=row.cancel_requested_at is not None,
     )
 
