@@ -177,8 +177,8 @@ def insert_tasks(
         # Lost to a twin: one earlier in this call, or one that was added between our look and our insert.
         taken = _live_keys(session, sorted({tasks[p].unique_key or "" for p in missing}))
         for place in missing:
-            id_, status = taken[tasks[place].unique_key or ""]
-            results[place] = Added(id_, False, status)
+            twin = taken[tasks[place].unique_key or ""]
+            results[place] = Added(twin[0], False, twin[1])
     return [result for result in results if result is not None]
 
 

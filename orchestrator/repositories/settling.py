@@ -7,7 +7,7 @@ Rows are locked in id order; a parent is always older than its children, so its 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -210,7 +210,7 @@ def unblock(session: Session, children: Sequence[int]) -> set[str]:
     )
 
 
-def close_families(session: Session, stopped: dict[int, TaskStatus]) -> list[int]:
+def close_families(session: Session, stopped: Mapping[int, TaskStatus]) -> list[int]:
     """Cancel every blocked descendant of tasks that failed or were cancelled, naming the one that stopped them.
 
     A descendant of several is told of the one with the smallest id. Returns the ids that were cancelled.

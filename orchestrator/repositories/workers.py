@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import Engine, any_, case, exists, func, literal, select, update
+from sqlalchemy import ColumnElement, Engine, any_, case, exists, func, literal, select, update
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.orm import Session, aliased, sessionmaker
 from sqlalchemy.types import Uuid
@@ -220,7 +221,7 @@ class WorkerRepository:
             return row.id  # type: ignore[no-any-return]
 
 
-def _witness(lease: object) -> tuple[object, ...]:
+def _witness(lease: Any) -> tuple[ColumnElement[bool], ...]:
     return (
         WorkerRow.dead_at.is_(None),
         WorkerRow.stopped_at.is_(None),
@@ -232,7 +233,7 @@ def _witness(lease: object) -> tuple[object, ...]:
 def _bury(session: Session, workers: Sequence[UUID], why: str, *, silent_only: bool) -> list[UUID]:
     if not workers:
         return []
-    conditions = [WorkerRow.dead_at.is_(None), WorkerRow.stopped_at.is_(None)]
+    conditions: list[ColumnElement[bool]] = [WorkerRow.dead_at.is_(None), WorkerRow.stopped_at.is_(None)]
     if silent_only:
         conditions.append(WorkerRow.renewed_at < func.clock_timestamp() - WorkerRow.lease)
     # FOR UPDATE, not the weaker lock: it has to wait for a claim, which holds FOR KEY SHARE on its worker's row.
