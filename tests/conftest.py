@@ -134,12 +134,7 @@ def migrated_url(server_url: str) -> Iterator[str]:
         yield server_url
         return
     with new_database(server_url, "test") as url:
-        if not list(schema.migrations_directory().glob("versions/*.py")):
-            e = make_engine(url)
-            __import__("orchestrator.domain.entities").domain.entities.Base.metadata.create_all(e)
-            e.dispose()
-        else:
-            schema.upgrade(url)
+        schema.upgrade(url)
         yield url
 
 
