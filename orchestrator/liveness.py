@@ -25,7 +25,7 @@ def boot_clock() -> float:
 
 def identity() -> Identity:
     """Return who this process is. The token stays the same for its lifetime; a forked child gets its own."""
-    global _token  # noqa: PLW0603 - one for each process, made when first asked for
+    global _token
     pid = os.getpid()
     if _token is None or _token[0] != pid:
         _token = pid, secrets.token_hex(8)
