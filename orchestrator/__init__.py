@@ -1,3 +1,113 @@
-"""Durable AI-agent tasks out of PostgreSQL. What is named here is the public surface; all of it is loaded lazily."""
+"""Durable AI-agent tasks out of PostgreSQL. What is named here is the public surface; all of it is loaded lazily.
+
+Importing this package opens nothing, reads no environment and configures no logging.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from orchestrator.agents.functions import Permanent, RateLimited, Transient, agent
+    from orchestrator.agents.protocol import Agent, AgentDefaults, Live, Stop
+    from orchestrator.aio import AsyncOrchestrator
+    from orchestrator.domain.entities import Run, Task
+    from orchestrator.domain.outcome import Budget, Claim, Outcome, RetryPolicy, Usage
+    from orchestrator.domain.words import OutcomeClass, TaskStatus
+    from orchestrator.errors import (
+        ClaimLost,
+        Conflict,
+        DatabaseUnavailable,
+        InvalidInput,
+        InvalidPlan,
+        InvalidTransition,
+        NotFound,
+        OrchestratorError,
+        SchemaOutOfDate,
+        UnknownAgent,
+    )
+    from orchestrator.repositories.runs import RunRepository
+    from orchestrator.repositories.tasks import TaskRepository
+    from orchestrator.service import Orchestrator
+    from orchestrator.settings import Settings
+    from orchestrator.worker import Watchdog, Worker
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "orchestrator.agents.functions": ("Permanent", "RateLimited", "Transient", "agent"),
+    "orchestrator.agents.protocol": ("Agent", "AgentDefaults", "Live", "Stop"),
+    "orchestrator.aio": ("AsyncOrchestrator",),
+    "orchestrator.domain.entities": ("Run", "Task"),
+    "orchestrator.domain.outcome": ("Budget", "Claim", "Outcome", "RetryPolicy", "Usage"),
+    "orchestrator.domain.words": ("OutcomeClass", "TaskStatus"),
+    "orchestrator.errors": (
+        "ClaimLost",
+        "Conflict",
+        "DatabaseUnavailable",
+        "InvalidInput",
+        "InvalidPlan",
+        "InvalidTransition",
+        "NotFound",
+        "OrchestratorError",
+        "SchemaOutOfDate",
+        "UnknownAgent",
+    ),
+    "orchestrator.repositories.runs": ("RunRepository",),
+    "orchestrator.repositories.tasks": ("TaskRepository",),
+    "orchestrator.service": ("Orchestrator",),
+    "orchestrator.settings": ("Settings",),
+    "orchestrator.worker": ("Watchdog", "Worker"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Agent",
+    "AgentDefaults",
+    "AsyncOrchestrator",
+    "Budget",
+    "Claim",
+    "ClaimLost",
+    "Conflict",
+    "DatabaseUnavailable",
+    "InvalidInput",
+    "InvalidPlan",
+    "InvalidTransition",
+    "Live",
+    "NotFound",
+    "Orchestrator",
+    "OrchestratorError",
+    "Outcome",
+    "OutcomeClass",
+    "Permanent",
+    "RateLimited",
+    "RetryPolicy",
+    "Run",
+    "RunRepository",
+    "SchemaOutOfDate",
+    "Settings",
+    "Stop",
+    "Task",
+    "TaskRepository",
+    "TaskStatus",
+    "Transient",
+    "UnknownAgent",
+    "Usage",
+    "Watchdog",
+    "Worker",
+    "agent",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'orchestrator' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,27 @@
+"""From a definition or a decorated function to the adapter that runs it."""
+
+from __future__ import annotations
+
+from orchestrator.agents.command import CommandAgent
+from orchestrator.agents.functions import AgentFunction
+from orchestrator.agents.protocol import Agent
+from orchestrator.agents.python import PythonAgent
+from orchestrator.domain.given import AgentDefinition
+from orchestrator.errors import InvalidInput
+
+
+def build(given: AgentDefinition | AgentFunction | Agent) -> Agent:
+    """The agent for *given*; an agent is returned as it is. Raises InvalidInput for a kind that is not supported yet."""
+    if isinstance(given, AgentFunction):
+        return PythonAgent.from_function(given)
+    if not isinstance(given, AgentDefinition):
+        return given
+    if given.command is not None:
+        return CommandAgent(given)
+    if given.python is not None:
+        return PythonAgent.from_definition(given)
+    kind = "http" if given.http is not None else "acp"
+    raise InvalidInput(f"agent {given.name!r}: {kind} agents are not supported yet", agent=given.name)
+
+
+__all__ = ["build"]

@@ -1,0 +1,541 @@
+"""``Orchestrator``: the three units of ADR-0004 on one screen, and the operations that command line and library share.
+
+    claim     one transaction, committed before anything runs
+    execute   no transaction, no connection
+    record    one transaction, refused if the attempt no longer owns its task
+
+This module cannot import SQLAlchemy, so it cannot open or keep a session: no transaction of ours is open while an agent
+works. A crash between the units loses no task: the watchdog takes it back, and the agent runs again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID
+
+from orchestrator.agents.building import build
+from orchestrator.agents.functions import AgentFunction, registered
+from orchestrator.agents.protocol import Agent, Live, Stop
+from orchestrator.database import schema
+from orchestrator.database.embedded import EmbeddedServer
+from orchestrator.database.engine import make_engine, shown
+from orchestrator.database.notify import Notifier
+from orchestrator.database.transient import transient
+from orchestrator.domain.entities import Run, Task
+from orchestrator.domain.given import AgentDefinition, NewTask
+from orchestrator.domain.identity import Identity
+from orchestrator.domain.outcome import Budget, Claim, Outcome, RetryPolicy, Usage
+from orchestrator.domain.words import ENDED, OnLimit, OutcomeClass, TaskStatus
+from orchestrator.errors import InvalidInput, NotFound, OrchestratorError, UnknownAgent
+from orchestrator.liveness import boot_clock, identity
+from orchestrator.plans import Plan, definitions, resolve
+from orchestrator.repositories import CallerSession
+from orchestrator.repositories.adding import Added, AddingRepository, after_commit, ready_agents
+from orchestrator.repositories.agents import AgentRepository
+from orchestrator.repositories.audit import AuditRepository
+from orchestrator.repositories.events import EventRepository
+from orchestrator.repositories.minutes import MinuteRepository
+from orchestrator.repositories.operations import OperationsRepository
+from orchestrator.repositories.plans import PlanRepository, Submitted
+from orchestrator.repositories.reading import ReadingRepository
+from orchestrator.repositories.runs import Ended, Recorded, RunRepository
+from orchestrator.repositories.snapshots import SnapshotRepository
+from orchestrator.repositories.tasks import Claimed, Known, TaskRepository
+from orchestrator.repositories.workers import Neighbour, Renewal, WorkerRepository
+from orchestrator.settings import Settings
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+AgentLike = str | AgentFunction | Agent
+
+CLAIM_PATIENCE = 5.0
+"""Seconds that a claim tries again after a database fault before it gives up its turn."""
+
+
+class Orchestrator:
+    """Durable agent tasks in one database.
+
+    ``url`` is a PostgreSQL URL; without one, that of *settings* (``ORCHESTRATOR_DATABASE_URL`` or ``orchestrator.toml``
+    when *settings* is left out too). Nothing connects until the first use, and nothing migrates: see ``embedded``.
+    """
+
+    def __init__(self, url: str | None = None, *, settings: Settings | None = None) -> None:
+        self.settings = settings if settings is not None else Settings.load()
+        self.url = url or self.settings.database_url
+        if not self.url:
+            raise InvalidInput(
+                "no database URL was given",
+                hint="pass one, set ORCHESTRATOR_DATABASE_URL, or use Orchestrator.embedded()",
+            )
+        self.pooler = None if self.settings.pooler == "none" else self.settings.pooler
+        # Claim, record with events and sweep, one for reads; renewal has an engine of its own: it never waits for these.
+        self._engine = make_engine(self.url, pool_size=3, pooler=self.pooler)
+        self._renewal_engine = make_engine(self.url, pool_size=1, pooler=self.pooler)
+        self._tasks = TaskRepository(self._engine)
+        self._runs = RunRepository(self._engine, give_up_after=self.settings.give_up_after)
+        self._workers = WorkerRepository(self._engine)
+        self._renewals = WorkerRepository(self._renewal_engine)
+        self._adding = AddingRepository(self._engine)
+        self._plans = PlanRepository(self._engine)
+        self.events = EventRepository(self._engine)
+        self.minutes = MinuteRepository(self._engine)
+        self.operations = OperationsRepository(self._engine)
+        self.agent_states = AgentRepository(self._engine)
+        self.audit = AuditRepository(self._engine)
+        self.reading = ReadingRepository(self._engine)
+        self.snapshots = SnapshotRepository(self._engine)
+        self._notifier = Notifier(self._engine)
+        self._definitions: dict[str, AgentDefinition] | None = None
+
+    @classmethod
+    def embedded(cls, home: str | os.PathLike[str] | None = None, *, settings: Settings | None = None) -> Orchestrator:
+        """Use this user's embedded PostgreSQL: start it or attach to it, and migrate it."""
+        url = EmbeddedServer(None if home is None else Path(home)).start()
+        schema.upgrade(url)
+        return cls(url, settings=settings)
+
+    @property
+    def shown_url(self) -> str:
+        """The URL without its password."""
+        return shown(str(self.url))
+
+    def close(self) -> None:
+        """Close every connection. The orchestrator can be used again; it connects anew."""
+        self._notifier.close()
+        self._engine.dispose()
+        self._renewal_engine.dispose()
+
+    def __enter__(self) -> Orchestrator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def check_schema(self) -> None:
+        """Raise SchemaOutOfDate unless this version can work with the database's schema."""
+        schema.check(self._engine)
+
+    # -- the three units (ADR-0004) -------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        worker: UUID,
+        agents: Sequence[Known],
+        limit: int,
+        *,
+        plan_id: int | None = None,
+        suspects: bool = False,
+        patience: threading.Event | None = None,
+    ) -> Claimed:
+        """Unit 1: take up to *limit* ready tasks; committed on return. Raises DatabaseUnavailable after a few tries."""
+        claimed = transient(
+            lambda: self._tasks.claim(worker, agents, limit, plan_id=plan_id, suspects=suspects),
+            give_up_after=CLAIM_PATIENCE,
+            stop=patience,
+        )
+        unresolved = [claim.task_id for claim in claimed.claims if claim.template]
+        if not unresolved:
+            return claimed
+        results = transient(
+            lambda: self._tasks.parents_results(unresolved), give_up_after=CLAIM_PATIENCE, stop=patience
+        )
+        claims = [
+            replace(claim, input=resolve(claim.input, results.get(claim.task_id, {}))) if claim.template else claim
+            for claim in claimed.claims
+        ]
+        return replace(claimed, claims=claims)
+
+    async def execute(self, claim: Claim, agent: Agent, live: Live, stop: Stop) -> Outcome:
+        """Unit 2: let *agent* work, with no transaction and no connection. Never raises but CancelledError.
+
+        The budget's seconds are counted here. ``elapsed`` is measured by a clock that goes on while a laptop sleeps.
+        """
+        started = boot_clock()
+        seconds = claim.budget.seconds
+        timer = (
+            None
+            if seconds is None
+            else asyncio.get_running_loop().call_later(
+                seconds, stop.request, OutcomeClass.TIMED_OUT, f"over its budget of {seconds:g} seconds"
+            )
+        )
+        try:
+            outcome = await agent.execute(claim, live, stop)
+        except Exception as error:
+            log.exception("agent %s of task %s raised", claim.agent, claim.task_id)
+            cause = f"{type(error).__module__}.{type(error).__qualname__}"
+            outcome = Outcome(stop.reason or OutcomeClass.TRANSIENT, cause=cause, message=str(error) or cause)
+        finally:
+            if timer is not None:
+                timer.cancel()
+        return replace(outcome, elapsed=boot_clock() - started)
+
+    def record(self, batch: Sequence[Ended], *, patience: threading.Event | None = None) -> list[Recorded]:
+        """Unit 3: write the runs of *batch* and settle its tasks, in one transaction; committed on return.
+
+        Tries again after database faults for as long as the process lives, or until *patience* is set: then
+        DatabaseUnavailable. What no longer owned its task comes back ``late``.
+        """
+        done = transient(lambda: self._runs.record_runs(batch), give_up_after=None, stop=patience)
+        self.notify(done.wake)
+        return done.recorded
+
+    def run_next(self, agents: Sequence[AgentLike] | None = None) -> Run | None:
+        """The three units once, for one task: claim, execute, record. None when nothing is ready for *agents*.
+
+        Renews its lease while the agent works. *agents* defaults to all that are known here.
+        """
+        chosen = self.resolve(agents)
+        worker = self.register(identity(), name="run_next", slots=1, agents=[agent.name for agent in chosen])
+        renewal = _Renewal(self, worker)
+        try:
+            claims = self.claim(worker, [self.known(agent) for agent in chosen], 1).claims
+            if not claims:
+                return None
+            outcome = asyncio.run(self._execute_one(claims[0], chosen, renewal))
+            self.record([Ended(claims[0], outcome, "run_next", identity().host)])
+            return self._runs.get(claims[0].task_id, claims[0].attempt)
+        finally:
+            renewal.end()
+            self.stop_worker(worker)
+
+    async def _execute_one(self, claim: Claim, agents: Sequence[Agent], renewal: _Renewal) -> Outcome:
+        agent = next(a for a in agents if (a.name, a.definition) == (claim.agent, claim.definition))
+        stop = Stop()
+        renewal.watch(asyncio.get_running_loop(), stop)
+        try:
+            return await self.execute(claim, agent, _Quiet(), stop)
+        finally:
+            for each in agents:
+                await each.aclose()
+
+    # -- agents ---------------------------------------------------------------------------------------------------
+
+    def definitions(self) -> dict[str, AgentDefinition]:
+        """The agents of ``orchestrator.toml``."""
+        if self._definitions is None:
+            self._definitions = definitions(self.settings)
+        return self._definitions
+
+    def resolve(self, agents: Sequence[AgentLike] | None = None) -> list[Agent]:
+        """Turn names, decorated functions and agents into agents; None: all that are configured or decorated.
+
+        Raises UnknownAgent, with the nearest name, for a name that nothing here defines.
+        """
+        known: dict[str, AgentLike] = {**self._configured(), **registered()}
+        chosen: list[Agent] = []
+        for each in list(known) if agents is None else agents:
+            found: Any = each
+            if isinstance(each, str):
+                if each not in known:
+                    raise unknown_agent(each, known)
+                found = known[each]
+            chosen.append(build(found))
+        return chosen
+
+    def _configured(self) -> dict[str, Any]:
+        return dict(self.definitions())
+
+    def known(self, agent: Agent) -> Known:
+        """What a claim needs to know of *agent*: its route, and what it gives to tasks that left it open."""
+        given, settings = agent.defaults, self.settings
+        return Known(
+            agent.name,
+            agent.definition,
+            settings.max_retries if given.max_retries is None else given.max_retries,
+            given.retry or RetryPolicy(settings.retry_initial, settings.retry_factor, settings.retry_max),
+            given.budget or Budget(),
+        )
+
+    # -- adding ---------------------------------------------------------------------------------------------------
+
+    def add(self, agent: str, input: Any = None, *, session: CallerSession | None = None, **options: Any) -> Added:  # noqa: A002
+        """Add one task; with *session*, in the caller's own transaction.
+
+        Options: title, name, priority, at (an aware datetime), max_retries, retry, budget or its parts
+        (budget_seconds, budget_tokens, budget_usd, budget_turns, on_limit), unique_key, concurrency_key, after (ids),
+        tags, params. Without *session* it is committed on return and workers are woken. Returns id, created and status;
+        ``created`` is False for the live task that already has the unique key. Raises InvalidInput and NotFound.
+        """
+        return self.add_many([{"agent": agent, "input": input, **options}], session=session)[0]
+
+    def add_many(
+        self, tasks: Iterable[Mapping[str, Any] | NewTask], *, session: CallerSession | None = None
+    ) -> list[Added]:
+        """Add many tasks, all or none; results are in the order given. Each is a mapping with the arguments of ``add``."""
+        new = [task if isinstance(task, NewTask) else new_task(task) for task in tasks]
+        if session is not None:
+            added = self._adding.add_many(new, session)
+            after_commit(session, lambda: self.notify(ready_agents(new, added)))
+            return added
+        added = transient(lambda: self._adding.add_many(new), give_up_after=CLAIM_PATIENCE)
+        self.notify(ready_agents(new, added))
+        return added
+
+    def submit(self, plan: Plan, *, fresh: bool = False) -> Submitted:
+        """Submit a plan, all or nothing; committed on return. What is unchanged since the last time stays as it is."""
+        submitted = transient(
+            lambda: self._plans.submit(plan.name, plan.tasks, fresh=fresh), give_up_after=CLAIM_PATIENCE
+        )
+        self.notify(submitted.wake)
+        return submitted
+
+    def plan_id(self, name: str) -> int:
+        """The id of the plan called *name*. Raises NotFound."""
+        return self._plans.find(name)
+
+    def plan_tasks(self, plan_id: int) -> list[int]:
+        """The ids of a plan's current tasks, in the plan's order."""
+        return self._plans.current(plan_id)
+
+    def notify(self, agents: Iterable[str]) -> None:
+        """Tell workers that there may be work for *agents*: a hint, after the commit, never an error."""
+        for agent in agents:
+            self._notifier.notify(agent)
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def get(self, task_id: int) -> Task:
+        """The task as a detached entity. Raises NotFound."""
+        return self.reading.entity(task_id)
+
+    def runs(self, task_id: int) -> list[Run]:
+        """The runs of a task, by attempt. Raises NotFound when there is no such task."""
+        self.reading.entity(task_id)
+        return self._runs.of_task(task_id)
+
+    def status(self) -> dict[str, Any]:
+        """Counts, agents, running tasks, workers, lock-hold times and alerts, as ``orchestrator status --json``."""
+        return self.reading.status()
+
+    def wait(self, task_id: int, timeout: float | None = None) -> Task:
+        """Wait until the task has ended and return it. Raises TimeoutError after *timeout* seconds, and NotFound."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = 0.02
+        while True:
+            status = self.reading.statuses([task_id]).get(task_id)
+            if status is None:
+                raise NotFound(f"task {task_id} does not exist", task=task_id)
+            if status in ENDED:
+                return self.get(task_id)
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError(f"task {task_id} is still {status.value} after {timeout:g} seconds")
+            time.sleep(pause if left is None else min(pause, left))
+            pause = min(1.0, pause * 1.5)
+
+    # -- operating ------------------------------------------------------------------------------------------------
+
+    def cancel(self, task_id: int, *, actor: str = "python", reason: str | None = None) -> TaskStatus:
+        """Cancel a task; committed on return. A running one is asked to end and stays ``running`` until it has.
+
+        Returns its status now. Raises Conflict when it is done or failed, NotFound when there is none.
+        """
+        return self.operations.cancel_one(task_id, actor=actor, reason=reason)
+
+    def retry(self, task_id: int, *, actor: str = "python", reason: str | None = None) -> TaskStatus:
+        """Open a failed or cancelled task again, with its descendants; committed on return. Raises Conflict."""
+        status = self.operations.retry_one(task_id, actor=actor, reason=reason)
+        self.notify({self.get(task_id).agent})
+        return status
+
+    # -- workers and the watchdog ---------------------------------------------------------------------------------
+
+    def register(
+        self,
+        who: Identity,
+        *,
+        name: str,
+        slots: int,
+        agents: Sequence[str],
+        plan: str | None = None,
+        lease: float | None = None,
+        heartbeat: float | None = None,
+    ) -> UUID:
+        """Register this process as a worker under a fresh UUID; committed on return."""
+        from orchestrator import __version__
+
+        return transient(
+            lambda: self._workers.register(
+                who,
+                name=name,
+                slots=slots,
+                agents=agents,
+                plan=plan,
+                lease=lease or self.settings.lease,
+                heartbeat=heartbeat or self.settings.heartbeat,
+                version=__version__,
+            ),
+            give_up_after=CLAIM_PATIENCE,
+        )
+
+    def worker_name(self, worker: UUID) -> str | None:
+        """The name under which *worker* is registered."""
+        return self._workers.name_of(worker)
+
+    def renew(self, worker: UUID) -> Renewal:
+        """Renew the lease of *worker*, on a connection of its own; one try. Driver errors come as they are."""
+        return transient(lambda: self._renewals.renew(worker), give_up_after=0)
+
+    def stop_worker(self, worker: UUID) -> None:
+        """Say that *worker* ended by itself; a database that is away is not waited for."""
+        try:
+            transient(lambda: self._workers.stop(worker), give_up_after=1)
+        except OrchestratorError as error:
+            log.warning("worker %s could not sign off: %s", worker, error)
+
+    def drain(self, worker: str) -> UUID:
+        """Ask a worker, by name or id, to claim no more and to end. Raises NotFound and Conflict."""
+        return self._workers.drain(worker)
+
+    def judge(self) -> list[UUID]:
+        """Declare silent workers dead, if there is a witness; return their ids."""
+        return self._workers.judge()
+
+    def witness(self) -> bool:
+        """Whether somebody has been renewing for long enough that silence of others means something."""
+        return self._workers.witness(self.settings.lease)
+
+    def mark_gone(self, workers: Sequence[UUID], why: str) -> list[UUID]:
+        """Declare workers dead whose processes are known to be gone; return those buried by this call."""
+        return self._workers.mark_gone(workers, why)
+
+    def neighbours(self, who: Identity) -> list[Neighbour]:
+        """Live workers of the same host, boot and PID namespace."""
+        return self._workers.neighbours(who)
+
+    def take_back(self, limit: int = 100) -> list[tuple[int, int, str]]:
+        """Take tasks of dead workers back, in id order; call again until it returns nothing."""
+        return self._tasks.take_back(limit, self.settings.give_up_after)
+
+    def promote(self) -> float | None:
+        """Make due what has become due; return the seconds until the next one."""
+        agents, upcoming = self._tasks.promote()
+        self.notify(agents)
+        return upcoming
+
+    def cancel_requests(self, worker: UUID) -> list[tuple[int, int]]:
+        """The (task, attempt) pairs of *worker* that somebody asked to cancel."""
+        return self._tasks.cancel_requests(worker)
+
+    def owned(self, worker: UUID) -> set[tuple[int, int]]:
+        """Every (task, attempt) that the database says *worker* runs."""
+        return self._tasks.owned(worker)
+
+    def hand_back(self, worker: UUID, held: Sequence[tuple[int, int]], reason: str) -> int:
+        """Give tasks back as ``interrupted``; return how many still were this worker's."""
+        return self._tasks.hand_back(worker, held, reason)
+
+    def idle(self, agents: Sequence[Known], plan_id: int | None = None) -> bool:
+        """Whether no task of *agents* runs anywhere, is due, or waits for a retry."""
+        return self._tasks.idle(agents, plan_id)
+
+
+def new_task(given: Mapping[str, Any]) -> NewTask:
+    """A NewTask from the arguments of ``add``. Raises InvalidInput for an unknown one."""
+    values = dict(given)
+    parts = {
+        part: values.pop(f"budget_{part}")
+        for part in ("seconds", "tokens", "usd", "turns")
+        if f"budget_{part}" in values
+    }
+    limit = values.pop("on_limit", None)
+    if parts or limit is not None:
+        if values.get("budget") is not None:
+            raise InvalidInput("budget: give either budget or its parts, not both")
+        parts = {name: value for name, value in parts.items() if value is not None}
+        values["budget"] = Budget(**parts, on_limit=OnLimit(limit or OnLimit.FAIL)) if parts or limit else None
+    retry = values.get("retry")
+    if isinstance(retry, Mapping):
+        values["retry"] = RetryPolicy(**retry)
+    budget = values.get("budget")
+    if isinstance(budget, Mapping):
+        values["budget"] = Budget(**budget)
+    after = values.get("after")
+    if after is not None:
+        values["after"] = (after,) if isinstance(after, int | str) else tuple(after)
+    at = values.get("at")
+    if at is not None and not isinstance(at, datetime):
+        raise InvalidInput(f"at: expected a datetime, found {at!r}")
+    try:
+        return NewTask(**values)
+    except TypeError:
+        unknown = sorted(set(values) - {name for name in NewTask.__dataclass_fields__})
+        if "agent" not in values:
+            raise InvalidInput("agent: a task needs the name of its agent") from None
+        raise InvalidInput(f"unknown field {unknown[0]!r} of a task" if unknown else f"not a task: {given!r}") from None
+
+
+def unknown_agent(name: str, known: Iterable[str]) -> UnknownAgent:
+    """The error for an agent name that nothing here defines, with the nearest one that something does."""
+    import difflib
+
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, 1)
+    hint = (
+        f"did you mean {near[0]!r}?"
+        if near
+        else (f"known here: {', '.join(names)}" if names else "no agent is configured; define it in orchestrator.toml")
+    )
+    return UnknownAgent(f"no agent is called {name!r}", hint=hint, agent=name)
+
+
+class _Quiet:
+    """A ``Live`` for ``run_next``: the run row keeps the result; a transcript needs a worker."""
+
+    def write(self, kind: str, text: str, size: int | None = None) -> None: ...
+
+    def progress(self, percent: float | None, message: str | None) -> None: ...
+
+    def usage(self, usage: Usage) -> None: ...
+
+    def session(self, session: str) -> None: ...
+
+
+class _Renewal:
+    """Renews the lease of ``run_next`` from a thread of its own, and stops the agent before the lease has run out."""
+
+    def __init__(self, orchestrator: Orchestrator, worker: UUID) -> None:
+        self._orchestrator, self._worker = orchestrator, worker
+        self._end = threading.Event()
+        self._lease_end = boot_clock() + orchestrator.settings.lease
+        self._stop: Callable[[], None] | None = None
+        self._thread = threading.Thread(target=self._run, name="renewal", daemon=True)
+        self._thread.start()
+
+    def watch(self, loop: asyncio.AbstractEventLoop, stop: Stop) -> None:
+        message = "the lease could not be renewed"
+        self._stop = lambda: loop.call_soon_threadsafe(stop.request, OutcomeClass.INTERRUPTED, message) and None
+
+    def end(self) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        settings = self._orchestrator.settings
+        while not self._end.wait(
+            min(settings.heartbeat, 1.0 if boot_clock() > self._lease_end - settings.lease / 2 else settings.heartbeat)
+        ):
+            asked = boot_clock()
+            try:
+                alive = self._orchestrator.renew(self._worker).alive
+            except OrchestratorError as error:
+                log.warning("renewal failed: %s", error)
+                alive = True
+            else:
+                if alive:
+                    self._lease_end = asked + settings.lease
+            if (not alive or boot_clock() > self._lease_end - settings.lease / 4) and self._stop is not None:
+                self._stop()
+
+
+__all__ = ["AgentLike", "Orchestrator", "new_task", "unknown_agent"]
