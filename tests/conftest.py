@@ -22,18 +22,15 @@ from typing import Any, Protocol, TypeVar
 import psycopg
 import pytest
 from psycopg import sql
-from pytest_postgresql.janitor import DatabaseJanitor
 from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import Pool
 
-from orchestrator.database import embedded, schema
+from orchestrator.database import schema
 from orchestrator.database.embedded import EmbeddedServer
 from orchestrator.database.engine import connection_parameters, make_engine
 from orchestrator.database.engine import sessions as make_sessions
-
-FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "shared_buffers": "32MB"}
-"""Settings of servers that only tests use."""
+from tests.servers import FAST, new_database
 
 KEPT = {schema.VERSION_TABLE, schema.REVISIONS_TABLE}
 """Tables that are not emptied between tests."""
@@ -136,24 +133,6 @@ def migrated_url(server_url: str) -> Iterator[str]:
     with new_database(server_url, "test") as url:
         schema.upgrade(url)
         yield url
-
-
-@contextlib.contextmanager
-def new_database(server_url: str, name: str) -> Iterator[str]:
-    """Another, empty database on the same server, dropped at the end."""
-    parameters = connection_parameters(server_url)
-    janitor = DatabaseJanitor(
-        user=parameters.get("user", embedded.NAME),
-        host=parameters.get("host", ""),
-        port=parameters.get("port", 5432),
-        password=parameters.get("password"),
-        dbname=name,
-        template_dbname="template0",
-        maintenance_dbname=parameters["dbname"],
-    )
-    with janitor:
-        front, question, query = server_url.partition("?")
-        yield f"{front.rpartition('/')[0]}/{name}{question}{query}"
 
 
 @pytest.fixture
