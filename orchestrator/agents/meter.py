@@ -53,11 +53,11 @@ def _join(first: Amount, second: Amount, sign: int = 1) -> Amount:
     def one(a: Any, b: Any) -> Any:
         return a if b is None else (a or 0) + sign * b
 
-    return Amount(*(one(a, b) if sign > 0 or a is not None else None for a, b in zip(first, second, strict=True)))
+    return Amount._make((one(a, b) if sign > 0 or a is not None else None for a, b in zip(first, second, strict=True)))
 
 
 def _most(first: Amount, second: Amount) -> Amount:
-    return Amount(*(b if a is None else a if b is None else max(a, b) for a, b in zip(first, second, strict=True)))
+    return Amount._make((b if a is None else a if b is None else max(a, b) for a, b in zip(first, second, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class Meter:
         for counter in (self._in_session, self._process):
             if counter is not None:
                 part = counter.own()
-                own = Amount(*(a if a is not None else b for a, b in zip(own, part, strict=True)))
+                own = Amount._make((a if a is not None else b for a, b in zip(own, part, strict=True)))
         own = _join(own, self._deltas)
         total = own.total
         if total is None and (own.input is not None or own.output is not None):
