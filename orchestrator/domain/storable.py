@@ -39,6 +39,7 @@ TITLE_MAX = 10_000
 NAME_MAX = 500
 """Longest name or key (of agents, tasks, plans, tags; unique and concurrency keys), in characters: it fits an index."""
 
+_ENCODE = json.JSONEncoder(allow_nan=False).encode
 _BAD_CHARACTER = re.compile("[\x00\ud800-\udfff]")
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NOT_BRACKET = {code: None for code in range(128) if chr(code) not in "[]{}"}
@@ -104,7 +105,7 @@ _REMEDY = "PostgreSQL cannot store it: take it out, or encode the value, for exa
 def _dumped(value: Any) -> str | None:
     """Return the JSON text as the driver would write it; None if there is none without changes."""
     try:
-        return json.dumps(value, allow_nan=False)
+        return _ENCODE(value)
     except (ValueError, TypeError, RecursionError):
         return None
 

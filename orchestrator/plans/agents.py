@@ -1,0 +1,339 @@
+"""Agents as plan files and ``orchestrator.toml`` define them: the same keys, the same checks, one ``AgentDefinition``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.domain.given import AgentDefinition
+from orchestrator.domain.outcome import Budget, RetryPolicy
+from orchestrator.domain.storable import NAME_MAX, check_text
+from orchestrator.domain.template import placeholders
+from orchestrator.domain.words import OnLimit
+from orchestrator.errors import InvalidInput, InvalidPlan
+from orchestrator.plans.fields import Faults, Fields, quoted, shown
+from orchestrator.settings import Settings
+
+KINDS = ("command", "python", "http", "acp")
+"""The ways to say what an agent is; each has exactly one."""
+
+AGENT_KEYS = (
+    *KINDS,
+    *(
+        "shell",
+        "prompt",
+        "output",
+        "workspace",
+        "session",
+        "dir",
+        "env",
+        "exit_codes",
+        "budget",
+        "max_retries",
+        "retry",
+    ),
+    *("idle_seconds", "connect_seconds", "kill_grace", "result_grace", "isolation"),
+)
+
+ARGV_NAMES = ("prompt", "id", "attempt", "title", "name", "workspace", "session")
+"""What an argv template knows beside the task's params and the results of its ``after`` tasks."""
+
+PROMPTS = ("stdin", "argument", "file")
+OUTPUTS = ("text", "json", "jsonl", "claude", "codex", "gemini", "opencode")
+WORKSPACES = ("none", "directory", "temporary", "worktree")
+SESSIONS = ("resume", "fresh", "resume-then-fresh")
+EXIT_CLASSES = ("done", "transient", "rate_limited", "unauthenticated", "permanent")
+
+NOT_SUPPORTED_YET: dict[str, tuple[str, ...]] = {
+    "kind": ("http", "acp"),
+    "workspace": ("worktree",),
+    "budget": ("tokens", "usd", "turns"),
+    "on_limit": ("finish_turn", "ask"),
+}
+"""Words of the plan file that are known and refused, because nothing here acts on them yet."""
+
+SHORTEST_SECRET = 6
+"""A shorter value would be found, and blackened, all over innocent output."""
+
+_ELSEWHERE = {
+    "cmd": "command",
+    "args": "command: [program, argument, …]",
+    "url": "http",
+    "cwd": "dir",
+    "prompt_via": "prompt",
+    "result": "output",
+    "env_secret": "env: {secret: […]}",
+    "secrets": "env: {secret: […]}",
+    "budget_seconds": "budget: {seconds: …}",
+    "timeout": "budget: {seconds: …}",
+    "timeout_seconds": "budget: {seconds: …}",
+    "idle_timeout_seconds": "idle_seconds",
+    "retries": "max_retries",
+}
+
+
+def definitions(settings: Settings) -> dict[str, AgentDefinition]:
+    """Return the agents of the configuration file by name. Raises ``InvalidInput`` that lists all that is wrong."""
+    faults = Faults()
+    made: dict[str, AgentDefinition] = {}
+    base = None if settings.source_dir is None else str(settings.source_dir)
+    for name, table in settings.agents.items():
+        if (one := read_agent(name, table, local=False, base_dir=base, line=0, faults=faults)) is not None:
+            made[name] = one
+    if faults.found:
+        file = settings.source or "settings"
+        lines = "".join(f"\n  {message}" for _, message in faults.found[:20])
+        raise InvalidInput(f"{file}: {_number(len(faults.found), 'fault')} in its agents{lines}", config=str(file))
+    return made
+
+
+def agent_definition(
+    name: str, mapping: Mapping[str, Any], *, local: bool = False, base_dir: str | None = None, line: int = 0
+) -> AgentDefinition:
+    """Return the agent that *mapping* defines. Raises ``InvalidPlan`` with everything that is wrong with it."""
+    faults = Faults()
+    made = read_agent(name, mapping, local=local, base_dir=base_dir, line=line, faults=faults)
+    if made is None or faults.found:
+        found = faults.found
+        lines = "".join(f"\n  {message}" for _, message in found[:20])
+        raise InvalidPlan(f"agent {name!r}: {_number(len(found), 'fault')}{lines}", found, agent=name)
+    return made
+
+
+def read_agent(
+    name: str, mapping: Any, *, local: bool, base_dir: str | None, line: int, faults: Faults
+) -> AgentDefinition | None:
+    """Return the agent that *mapping* defines; None, and at least one more of *faults*, if it cannot be one."""
+    before = len(faults.found)
+    try:
+        check_text("name", name, NAME_MAX)
+    except InvalidInput as error:
+        faults.add(line, f"agent {name[:60]!r}: {error.message}")
+        return None
+    if not name:
+        faults.add(line, "an agent needs a name")
+        return None
+    if not isinstance(mapping, dict):
+        faults.add(line, f"agent {name!r}: expected a table of keys and values, found {shown(mapping)}")
+        return None
+    fields = Fields(mapping, line, f"agent {name!r}: ", faults)
+    fields.only(AGENT_KEYS, _ELSEWHERE)
+    kinds = [kind for kind in KINDS if mapping.get(kind) is not None]
+    if len(kinds) != 1:
+        found = f"both {' and '.join(kinds)}" if kinds else "none of them"
+        faults.add(fields.line, f"agent {name!r}: expected exactly one of {', '.join(KINDS)}, found {found}")
+    for kind in kinds:
+        _not_yet(fields, kind, "kind", kind, f"an agent of kind {kind!r}")
+    workspace = fields.choice("workspace", WORKSPACES, "none")
+    _not_yet(fields, "workspace", "workspace", workspace, f"workspace {workspace!r}")
+    shell = fields.flag("shell")
+    env = _Environment(fields)
+    made = AgentDefinition(
+        name=name,
+        hash="",
+        local=local,
+        command=_command(fields, shell) if "command" in kinds else None,
+        python=_python(fields) if "python" in kinds else None,
+        shell=shell,
+        prompt=fields.choice("prompt", PROMPTS, "stdin"),
+        output=fields.choice("output", OUTPUTS, "text"),
+        workspace=workspace,
+        session=fields.choice("session", SESSIONS, "resume"),
+        dir=fields.text("dir", longest=4096),
+        base_dir=base_dir,
+        env_set=env.set,
+        env_unset=env.unset,
+        env_allow=env.allow,
+        env_secret=env.secret,
+        exit_codes=_exit_codes(fields),
+        budget=read_budget(fields),
+        max_retries=fields.whole("max_retries", least=0),
+        retry=read_retry(fields),
+        idle_seconds=fields.number("idle_seconds", above=0),
+        connect_seconds=fields.number("connect_seconds", above=0),
+        kill_grace=_or(fields.number("kill_grace", least=0), 2.0),
+        result_grace=_or(fields.number("result_grace", least=0), 5.0),
+        isolation=fields.choice("isolation", ("process",), "") or None,
+        line=fields.line,
+    )
+    if len(faults.found) > before:
+        return None
+    return replace(made, hash=definition_hash(made))
+
+
+def definition_hash(definition: AgentDefinition) -> str:
+    """Return the short hash of all that decides what the agent does: not where it is written down, nor on which host."""
+    told = asdict(definition)
+    for key in ("hash", "local", "line", "base_dir"):
+        del told[key]
+    return short_hash(told)
+
+
+def short_hash(value: Any) -> str:
+    """Return 16 hexadecimal digits of the SHA-256 of *value*'s canonical JSON."""
+    return hashlib.sha256(_CANONICAL(value).encode()).hexdigest()[:16]
+
+
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
+def argv_references(definition: AgentDefinition) -> list[str]:
+    """Return the placeholders of the agent's command that are not its own names: params and results of tasks."""
+    command = definition.command
+    parts = (command,) if isinstance(command, str) else command or ()
+    names = (reference for part in parts for reference in placeholders(part))
+    return [reference for reference in dict.fromkeys(names) if reference not in ARGV_NAMES]
+
+
+def secret_warnings(definition: AgentDefinition, environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return a sentence for each named secret whose value, here and now, is too short to be blackened safely."""
+    environ = os.environ if environ is None else environ
+    said: list[str] = []
+    for name in definition.env_secret:
+        value = definition.env_set.get(name, environ.get(name, ""))
+        if 0 < len(value) < SHORTEST_SECRET:
+            said.append(
+                f"agent {definition.name!r}: the value of the secret {name} has {_number(len(value), 'character')}; "
+                f"values of fewer than {SHORTEST_SECRET} are not redacted"
+            )
+    return said
+
+
+def read_budget(fields: Fields) -> Budget | None:
+    """Return the budget of an agent or a task, None if it has none."""
+    budget = fields.inner("budget")
+    if budget is None:
+        return None
+    budget.only(("seconds", "tokens", "usd", "turns", "on_limit"))
+    for key in NOT_SUPPORTED_YET["budget"]:
+        if budget.table.get(key) is not None:
+            _not_yet(budget, key, "budget", key, f"a budget of {key}")
+    on_limit = budget.choice("on_limit", list(OnLimit), OnLimit.FAIL)
+    _not_yet(budget, "on_limit", "on_limit", on_limit, f"on_limit {str(on_limit)!r}")
+    return Budget(
+        seconds=budget.number("seconds", above=0),
+        tokens=budget.whole("tokens", least=1, most=2**63 - 1),
+        usd=budget.number("usd", above=0),
+        turns=budget.whole("turns", least=1),
+        on_limit=OnLimit(on_limit),
+    )
+
+
+def read_retry(fields: Fields) -> RetryPolicy | None:
+    """Return the retry policy of an agent or a task, None if it has none."""
+    retry = fields.inner("retry")
+    if retry is None:
+        return None
+    retry.only(("initial", "factor", "max"))
+    usual = RetryPolicy()
+    return RetryPolicy(
+        initial=_or(retry.number("initial", above=0), usual.initial),
+        factor=_or(retry.number("factor", least=1), usual.factor),
+        max=_or(retry.number("max", above=0), usual.max),
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def _not_yet(fields: Fields, key: str, kind: str, word: str, said: str) -> None:
+    if word in NOT_SUPPORTED_YET[kind]:
+        fields.fault(key, f"{said} is not supported yet")
+
+
+def _command(fields: Fields, shell: bool) -> tuple[str, ...] | str | None:
+    value = fields.table["command"]
+    if shell:
+        if isinstance(value, str):
+            return fields.text("command", longest=None)
+        fields.fault("command", f"with shell: true a command is one text, found {shown(value)}")
+        return None
+    if isinstance(value, str):
+        try:
+            parts = shlex.split(value) or ["program"]
+        except ValueError:
+            parts = ["program", "argument"]
+        advice = json.dumps(parts, ensure_ascii=False)
+        fields.fault("command", f"expected a list of arguments; write {advice}, or shell: true if it wants a shell")
+        return None
+    parts_given = fields.texts("command")
+    if parts_given is None:
+        return None
+    if not parts_given or not parts_given[0]:
+        fields.fault("command", "names no program")
+        return None
+    if set(placeholders(parts_given[0])) - {"workspace"}:
+        fields.fault("command", "the program itself cannot be a placeholder: a task would choose what is run")
+    return parts_given
+
+
+def _python(fields: Fields) -> str | None:
+    value = fields.text("python", longest=None)
+    if value is not None and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*", value):
+        fields.fault("python", f"expected module:function, found {shown(value)}")
+        return None
+    return value
+
+
+class _Environment:
+    """The ``env`` table of an agent."""
+
+    def __init__(self, fields: Fields) -> None:
+        self.set: dict[str, str] = {}
+        self.unset: tuple[str, ...] = ()
+        self.allow: tuple[str, ...] | None = None
+        self.secret: tuple[str, ...] = ()
+        env = fields.inner("env")
+        if env is None:
+            return
+        env.only(("set", "unset", "allow", "secret"), dict.fromkeys(env.table, "env: {set: {NAME: value}}"))
+        values = env.inner("set")
+        for name in () if values is None else values.table:
+            assert values is not None
+            value = values.table[name]
+            if not isinstance(value, str):
+                values.fault(name, f"expected text, found {shown(value)}{quoted(value)}")
+            elif (text := values.text(name, longest=None, empty=True)) is not None:
+                self.set[name] = text
+                self._name(values, name, name)
+        lists = {key: env.texts(key) for key in ("unset", "allow", "secret")}
+        for key, names in lists.items():
+            for name in names or ():
+                self._name(env, key, name)
+        self.unset = lists["unset"] or ()
+        self.allow = lists["allow"]
+        self.secret = lists["secret"] or ()
+
+    @staticmethod
+    def _name(fields: Fields, key: str, name: str) -> None:
+        if not name or "=" in name or "\0" in name:
+            fields.fault(key, f"{name!r} cannot be the name of a variable")
+
+
+def _exit_codes(fields: Fields) -> dict[int, str]:
+    codes = fields.inner("exit_codes")
+    made: dict[int, str] = {}
+    for key in () if codes is None else codes.table:
+        assert codes is not None
+        if not key.isdecimal() or int(key) > 255:
+            codes.fault(key, "expected an exit code from 0 to 255")
+            continue
+        made[int(key)] = codes.choice(key, EXIT_CLASSES, "transient")
+    return made
+
+
+def folder(path: str | os.PathLike[str]) -> str:
+    """Return the directory that a file's relative paths start from."""
+    return str(Path(path).absolute().parent)
