@@ -216,6 +216,30 @@ def tree(
     return sorted(members.values(), key=lambda process: process.start)
 
 
+def holders(processes: dict[int, Process], pipes: Collection[int]) -> set[tuple[int, int]]:
+    """Return the keys of those who can write to one of these *pipes* (inodes). Costs a look at every descriptor."""
+    names = {f"pipe:[{inode}]" for inode in pipes}
+    found: set[tuple[int, int]] = set()
+    for process in processes.values():
+        if process.pid == os.getpid() or process.ppid == 2 or not process.alive:
+            continue
+        folder = f"/proc/{process.pid}/fd"
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder):  # noqa: PTH208
+                if os.readlink(f"{folder}/{name}") in names and _writes(process.pid, name):  # noqa: PTH115
+                    found.add(process.key)
+                    break
+    return found
+
+
+def _writes(pid: int, fd: str) -> bool:
+    """Say whether a descriptor is open for writing."""
+    for line in _read(f"/proc/{pid}/fdinfo/{fd}", 4095).splitlines():
+        if line.startswith(b"flags:"):
+            return int(line[6:], 8) & os.O_ACCMODE != os.O_RDONLY
+    return False
+
+
 def send(process: Process, number: int) -> bool:
     """Send a signal to exactly this process, never to another one that got its number; False if it is gone."""
     try:

@@ -334,8 +334,10 @@ class ProcessTree:
             return True
         return True
 
-    def _find(self, asked: float, known: Collection[tuple[int, int]]) -> list[Process]:
+    def _find(self, asked: float, known: Collection[tuple[int, int]], pipes: Collection[int] = ()) -> list[Process]:
         processes = self._keep.census.look(asked)
+        if pipes:
+            known = {*known, *census.holders(processes, pipes)}
         spare = (set(self._keep.trees) | {self._keep.guardian}) - {self.pid}
         found = census.tree(processes, mark=self.mark, roots=(self.pid,), known=known, spare=spare)
         if not found:
@@ -348,14 +350,15 @@ class ProcessTree:
         self._known.update((process.key, process) for process in found)
         return [process for process in found if process.alive]
 
-    async def end(self, grace: float = 2.0) -> Ended:
+    async def end(self, grace: float = 2.0, pipes: Collection[int] = ()) -> Ended:
         """End the whole tree, the process itself included, and return when it is gone.
 
         SIGTERM first, SIGKILL after *grace* seconds. ``Ended.survivors`` names what the kernel would not let go of.
+        *pipes* are inodes of the tree's own pipes: whoever can still write to one is a member, however it got away.
         Being cancelled does not stop it: it goes on to SIGKILL at once and then lets the cancellation through.
         """
         try:
-            ended = await self._climb(grace)
+            ended = await self._climb(grace, pipes)
         except asyncio.CancelledError:
             self.kill()
             await asyncio.shield(self._climb(0.0))
@@ -365,13 +368,13 @@ class ProcessTree:
         self._keep.adopt({process.pid for process in (*ended.ended, *self._known.values())} - {self.pid})
         return ended
 
-    async def _climb(self, grace: float) -> Ended:
+    async def _climb(self, grace: float, pipes: Collection[int] = ()) -> Ended:
         if not census.HAS_PROC:
             return await self._end_group(grace)
         asked = time.monotonic()
 
         def find(known: Collection[tuple[int, int]]) -> list[Process]:
-            return self._find(asked, known)
+            return self._find(asked, known, pipes)
 
         steps = census.ladder(find, grace, begun=self._known.values())
 

@@ -1,0 +1,756 @@
+"""Agents that are commands: any program that takes a prompt and says something.
+
+Reading order: ``CommandAgent`` (an agent as a file defines it), ``_Start`` (what one execution is started with), and
+``_Attempt`` (one execution, from the first byte to the proof that nothing of it runs any more). What the output means
+is the business of ``readers`` and ``verdict``; how a tree is ended that of ``processes``.
+
+Both outputs are read as bytes, whenever there are some, so the agent is never blocked by us and no line is too long.
+Secrets are taken out first; after that the reader, the transcript and all messages see the same text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import errno
+import json
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from orchestrator.agents import census, processes
+from orchestrator.agents.environment import Environment, environment
+from orchestrator.agents.faults import Fault
+from orchestrator.agents.meter import Meter, Report
+from orchestrator.agents.protocol import AgentDefaults, Live, Stop
+from orchestrator.agents.readers import EventsFile, make_reader, merge
+from orchestrator.agents.redact import Secrets
+from orchestrator.agents.verdict import verdict
+from orchestrator.domain.given import AgentDefinition
+from orchestrator.domain.outcome import Claim, Outcome, TranscriptSize
+from orchestrator.domain.template import as_text, placeholders, render
+from orchestrator.domain.words import OutcomeClass
+from orchestrator.errors import InvalidInput
+
+ARGUMENT_BYTES = 128 * 1024 - 1
+"""Longest single argument or environment value that Linux passes to a program, without its NUL."""
+
+BUSY_FACTOR = 4
+"""The idle limit is this much longer while the agent waits for a tool that it has started."""
+
+_CHUNK = 256 * 1024
+_DRAIN = 16 * 1024 * 1024
+_FIRST_TICK = 0.25
+_LONGEST_TICK = 1.0
+_REST_PAUSE = 0.1
+_PROMPTS = ("stdin", "argument", "file")
+_WORKSPACES = ("none", "directory", "temporary")
+
+
+class Refused(Exception):
+    """This execution cannot be started, for a reason that another attempt would meet again (``status``)."""
+
+    def __init__(self, cause: str, message: str, status: OutcomeClass = OutcomeClass.PERMANENT) -> None:
+        super().__init__(message)
+        self.outcome = Outcome(status=status, cause=cause, message=message)
+
+
+class CommandAgent:
+    """A command as an agent. Raises ``InvalidInput`` for a definition that can never work.
+
+    *worker_token* names the worker process in the marks of its trees; default is each claim's ``claimed_by``.
+    """
+
+    def __init__(self, definition: AgentDefinition, *, worker_token: str | None = None) -> None:
+        self._definition = definition
+        self._worker_token = worker_token
+        self._environment: Environment | None = None
+        command = definition.command
+        where = f"agent {definition.name!r}"
+        if not command:
+            raise InvalidInput(f"{where}: the command is empty", agent=definition.name)
+        if definition.shell and not isinstance(command, str):
+            raise InvalidInput(
+                f"{where}: with shell: true the command is one text for the shell, found a list",
+                hint="write it as one text, or leave shell out",
+                agent=definition.name,
+            )
+        if definition.prompt not in _PROMPTS:
+            raise InvalidInput(f"{where}: prompt must be one of {', '.join(_PROMPTS)}, found {definition.prompt!r}")
+        if definition.workspace == "worktree":
+            raise InvalidInput(
+                f"{where}: workspace: worktree is not supported yet",
+                hint="use directory or temporary, and let the command itself run git worktree add",
+                agent=definition.name,
+            )
+        if definition.workspace not in _WORKSPACES:
+            raise InvalidInput(
+                f"{where}: workspace must be one of {', '.join(_WORKSPACES)}, found {definition.workspace!r}"
+            )
+        make_reader(definition.output, _Silent())
+        if not isinstance(command, str):
+            self._argv = tuple(command)
+        elif definition.shell:
+            self._argv = (command,)
+        else:
+            try:
+                self._argv = tuple(shlex.split(command))
+            except ValueError as error:
+                raise InvalidInput(f"{where}: the command {command!r} cannot be read: {error}") from None
+        if not self._argv:
+            raise InvalidInput(f"{where}: the command is empty", agent=definition.name)
+
+    @property
+    def name(self) -> str:
+        """The routing key."""
+        return self._definition.name
+
+    @property
+    def definition(self) -> str | None:
+        """The hash that a task must carry, for an agent of a plan file."""
+        return self._definition.hash if self._definition.local else None
+
+    @property
+    def defaults(self) -> AgentDefaults:
+        """What tasks of this agent get for what they leave open."""
+        given = self._definition
+        return AgentDefaults(max_retries=given.max_retries, retry=given.retry, budget=given.budget)
+
+    def describe(self) -> dict[str, Any]:
+        """What it is, for people: the template of its command and the names of its variables, no values."""
+        given = self._definition
+        around = self._surroundings()
+        hidden = Secrets(around.secrets)
+        return {
+            "kind": "command",
+            "command": [hidden.text(part) for part in self._argv],
+            "shell": given.shell,
+            "prompt": given.prompt,
+            "output": given.output,
+            "workspace": given.workspace,
+            "dir": self._directory(None),
+            "environment": list(around.names),
+            "secret": list(given.env_secret),
+            "secret_missing": list(around.missing),
+            "secret_too_short": list(hidden.too_short),
+            "idle_seconds": given.idle_seconds,
+            "kill_grace": given.kill_grace,
+        }
+
+    async def aclose(self) -> None:
+        """Nothing is shared between executions."""
+
+    async def execute(self, claim: Claim, live: Live, stop: Stop) -> Outcome:
+        """Run the command for *claim*; see ``Agent.execute``."""
+        session = claim.session if self._definition.session != "fresh" else None
+        outcome, silent = await self._once(claim, live, stop, session)
+        failed = outcome.status in (OutcomeClass.TRANSIENT, OutcomeClass.PERMANENT) and stop.reason is None
+        if session and failed and silent and self._definition.session == "resume-then-fresh":
+            note = f"session {session} could not be resumed ({outcome.message or outcome.cause}); started a fresh one"
+            outcome, _ = await self._once(claim, live, stop, None)
+            outcome = replace(outcome, notes=(note, *outcome.notes))
+        return outcome
+
+    async def _once(self, claim: Claim, live: Live, stop: Stop, session: str | None) -> tuple[Outcome, bool]:
+        """Run the command once; also say whether it ended without a word on stdout."""
+        around = self._surroundings()
+        secrets = Secrets(around.secrets)
+        start = _Start(self._definition, self._argv, claim, session)
+        try:
+            try:
+                start.prepare(around, self._directory(claim.dir))
+                token = self._worker_token or claim.claimed_by
+                mark = census.new_mark(token, claim.task_id, claim.attempt)
+                tree = start.spawn(mark)
+            except Refused as refused:
+                outcome = refused.outcome
+                return replace(outcome, message=secrets.text(outcome.message or "")), False
+            attempt = _Attempt(self._definition, claim, live, stop, start, tree, secrets, resumed=bool(session))
+            outcome = await attempt.run()
+            notes = [*outcome.notes]
+            notes += [f"secret {name} is not set in the worker's environment" for name in around.missing]
+            notes += [f"secret {name} is too short to be hidden in what the agent writes" for name in secrets.too_short]
+            return replace(outcome, notes=tuple(notes)), not attempt.spoke
+        finally:
+            await start.clean()
+
+    def _surroundings(self) -> Environment:
+        if self._environment is None:
+            self._environment = environment(self._definition, os.environ)
+        return self._environment
+
+    def _directory(self, task_dir: str | None) -> str | None:
+        """Return the absolute directory of an execution; None for that of this process."""
+        given = self._definition
+        named = task_dir if task_dir is not None else given.dir
+        base = given.base_dir or os.getcwd()  # noqa: PTH109 - a text is wanted
+        if named is None:
+            return base if given.workspace == "directory" else None
+        return os.path.normpath(os.path.join(base, os.path.expanduser(named)))  # noqa: PTH111, PTH118
+
+
+@dataclass(slots=True)
+class _Start:
+    """What one execution is started with, and the files made for it."""
+
+    definition: AgentDefinition
+    template: tuple[str, ...]
+    claim: Claim
+    session: str | None
+    argv: list[str] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    prompt: bytes = b""
+    events: str = ""
+    _made: list[str] = field(default_factory=list)
+    _temporary: str | None = None
+
+    def prepare(self, around: Environment, directory: str | None) -> None:
+        """Fill everything in; raise ``Refused`` for what cannot be given to a program."""
+        claim, given = self.claim, self.definition
+        text = "" if claim.input is None else as_text(claim.input)
+        self.cwd = directory
+        if given.workspace == "temporary":
+            self.cwd = self._temporary = tempfile.mkdtemp(prefix="workspace-", dir=processes.keeper().directory)
+        self.env = dict(around.variables)
+        self.events = self._file("events", b"")
+        workspace = self.cwd or os.getcwd()  # noqa: PTH109 - a text is wanted
+        self.env.update(
+            ORCHESTRATOR_TASK_ID=str(claim.task_id),
+            ORCHESTRATOR_ATTEMPT=str(claim.attempt),
+            ORCHESTRATOR_WORKSPACE=workspace,
+            ORCHESTRATOR_EVENTS=self.events,
+            ORCHESTRATOR_CHECKPOINTS=self._object("checkpoints"),
+            ORCHESTRATOR_ANSWERS=self._object("answers"),
+        )
+        if self.session:
+            self.env["ORCHESTRATOR_SESSION"] = self.session
+        if "PWD" in self.env:
+            self.env["PWD"] = workspace
+        prompt = text
+        if given.prompt == "file":
+            prompt = self._file("prompt", _encoded(text))
+            self.env["ORCHESTRATOR_PROMPT"] = prompt
+        elif given.prompt == "stdin":
+            self.prompt = _encoded(text)
+        values: dict[str, Any] = {
+            "prompt": prompt,
+            "id": claim.task_id,
+            "attempt": claim.attempt,
+            "title": claim.title or "",
+            "name": claim.name or "",
+            "workspace": workspace,
+            "session": self.session or "",
+            **claim.params,
+        }
+        try:
+            self.argv = self._shell(values) if given.shell else self._arguments(values)
+        except InvalidInput as error:
+            raise Refused("bad_template", f"agent {given.name!r}: command: {error}") from None
+        self._check()
+
+    def _arguments(self, values: Mapping[str, Any]) -> list[str]:
+        """Each part of the command becomes exactly one argument, whatever its values hold.
+
+        A part that names ``{session}`` is left out when there is no session, with the option right before it.
+        """
+        parts: list[str] = []
+        named = False
+        for part in self.template:
+            names = placeholders(part)
+            named = named or "prompt" in names
+            if "session" in names and not values["session"]:
+                if part == "{session}" and len(parts) > 1 and parts[-1].startswith("-"):
+                    parts.pop()
+                continue
+            parts.append(render(part, values))
+        if self.definition.prompt != "stdin" and not named:
+            parts.append(str(values["prompt"]))
+        return parts
+
+    def _shell(self, values: Mapping[str, Any]) -> list[str]:
+        """The command goes to the shell as it stands in the file; values are its variables, never its syntax."""
+        script, used = shell_script(self.template[0])
+        for variable, reference in used.items():
+            self.env[variable] = render("{" + reference + "}", values)
+        named = any(reference.split(".")[0] == "prompt" for reference in used.values())
+        if self.definition.prompt != "stdin" and not named:
+            self.env["ORCHESTRATOR_PROMPT"] = str(values["prompt"])
+        return ["/bin/sh", "-c", script]
+
+    def _check(self) -> None:
+        """Refuse what the system would refuse, in words that name the remedy."""
+        for kind, value in [("argument", each) for each in self.argv] + [
+            (f"variable {name}", each) for name, each in self.env.items()
+        ]:
+            if "\0" in value:
+                raise Refused("bad_input", f"{kind} holds a NUL character, which no program can be given")
+            if len(value) > ARGUMENT_BYTES // 4 and len(_encoded(value)) > ARGUMENT_BYTES:
+                raise Refused(
+                    "argument_too_long",
+                    f"{kind} has {len(_encoded(value)):,} bytes, but the system passes at most {ARGUMENT_BYTES:,} in one;"
+                    f" set prompt: stdin or prompt: file for agent {self.definition.name!r}",
+                )
+
+    def spawn(self, mark: str) -> processes.ProcessTree:
+        """Start the command; raise ``Refused`` when it cannot be started."""
+        try:
+            return processes.spawn(self.argv, env=self.env, mark=mark, cwd=self.cwd, stdin=bool(self.prompt))
+        except OSError as error:
+            raise self._refusal(error) from error
+        except ValueError as error:
+            raise Refused("bad_input", f"the command cannot be started: {error}") from error
+
+    def _refusal(self, error: OSError) -> Refused:
+        program, agent = self.argv[0], f"agent {self.definition.name!r}"
+        if self.cwd is not None and error.filename == self.cwd:
+            told = {errno.ENOENT: "does not exist", errno.ENOTDIR: "is not a directory"}.get(
+                error.errno or 0, f"cannot be entered ({error.strerror})"
+            )
+            return Refused("directory_missing", f"{agent}: directory {self.cwd} {told}; correct its dir")
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            hint = "install it, or correct its command"
+            return Refused("command_not_found", f"{agent}: command {program!r} was not found; {hint}")
+        if error.errno == errno.EACCES:
+            return Refused("command_not_executable", f"{agent}: command {program!r} may not be executed")
+        if error.errno == errno.ENOEXEC:
+            told = "is not a program of this machine and names no interpreter in its first line"
+            return Refused("command_not_executable", f"{agent}: command {program!r} {told}")
+        if error.errno == errno.E2BIG:
+            total = sum(len(_encoded(each)) + 1 for each in self.argv)
+            return Refused(
+                "argument_too_long",
+                f"{agent}: the arguments have {total:,} bytes, which together with the environment is more than the"
+                " system passes to a program; set prompt: stdin or prompt: file",
+            )
+        # no memory, no descriptors, no processes: this worker's trouble, which may pass
+        return Refused("spawn", f"{agent}: {program!r} could not be started: {error}", OutcomeClass.TRANSIENT)
+
+    def _file(self, name: str, data: bytes) -> str:
+        """Make a private file for this execution and return its path."""
+        claim = self.claim
+        path = f"{processes.keeper().directory}/{name}-{claim.task_id}-{claim.attempt}-{os.urandom(4).hex()}"
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+        finally:
+            os.close(fd)
+        self._made.append(path)
+        return path
+
+    def _object(self, name: str) -> str:
+        """Return a file with the claim's object of this *name* (checkpoints, answers); one empty one serves all."""
+        held = getattr(self.claim, name, None)
+        if held:
+            return self._file(name, _encoded(json.dumps(held, ensure_ascii=False)))
+        path = f"{processes.keeper().directory}/none.json"
+        with contextlib.suppress(FileExistsError):
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
+            os.write(fd, b"{}\n")
+            os.close(fd)
+        return path
+
+    async def clean(self) -> None:
+        """Remove the files of this execution."""
+        for path in self._made:
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # noqa: PTH108 - one call for each task; a Path costs more than the call
+        if self._temporary is not None:
+            await asyncio.get_running_loop().run_in_executor(None, _remove, self._temporary)
+
+
+def _remove(directory: str) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+_SHELL_PART = re.compile(
+    r"\{\{[A-Za-z_][\w.-]*\}\}|\{[A-Za-z_][\w-]*(?:\.[\w-]+)*\}|\\.|'|\"|\$\(|\(|\)|`|.", re.DOTALL | re.ASCII
+)
+
+
+def shell_script(template: str) -> tuple[str, dict[str, str]]:
+    """Return a shell template with variables for placeholders, and which variable stands for which reference.
+
+    The value of a placeholder reaches the shell as the value of a variable, expanded once and never read as syntax.
+    The expansion is quoted to fit where the placeholder stands: bare, in double or in single quotes.
+    """
+    parts: list[str] = []
+    used: dict[str, str] = {}
+    states: list[str] = [""]
+    for found in _SHELL_PART.finditer(template):
+        part = found.group()
+        state = states[-1]
+        if len(part) > 2 and part[0] == "{":
+            references = placeholders(part)
+            if not references:
+                parts.append(part[1:-1])
+                continue
+            variable = next((name for name, each in used.items() if each == references[0]), None)
+            if variable is None:
+                variable = f"ORCHESTRATOR_VALUE_{len(used) + 1}"
+                used[variable] = references[0]
+            expansion = "${" + variable + "}"
+            parts.append({"": f'"{expansion}"', '"': expansion, "'": f"'\"{expansion}\"'"}[state])
+            continue
+        parts.append(part)
+        if state == "'":
+            if part == "'" or part == "\\'":
+                states.pop()
+        elif part in ("'", '"'):
+            if part == state:
+                states.pop()
+            elif part == '"' or not state:
+                states.append(part)
+        elif part == "$(" or (part == "(" and not state):
+            states.append("")
+        elif part == ")" and not state and len(states) > 1:
+            states.pop()
+    return "".join(parts), used
+
+
+class _Silent:
+    """Signals that nobody hears, to check a kind of output by."""
+
+    def message(self, text: str) -> None: ...
+    def tool(self, name: str, text: str) -> None: ...
+    def usage(self, report: Report) -> None: ...
+    def session(self, session: str) -> None: ...
+    def result(self, value: Any) -> None: ...
+    def error(self, fault: Fault) -> None: ...
+    def progress(self, percent: float | None, message: str | None) -> None: ...
+
+
+class _Output:
+    """One of the agent's two outputs: bytes in, redacted bytes and text out."""
+
+    def __init__(self, name: str, secrets: Secrets) -> None:
+        self.name = name
+        self.bytes = 0
+        self.replaced = False
+        self._pending = 0
+        self._redactor = secrets.stream() if secrets else None
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def take(self, data: bytes, final: bool = False) -> tuple[bytes, str, int]:
+        """Return what can be passed on: redacted bytes, their text, and how many bytes the agent wrote for it."""
+        self.bytes += len(data)
+        self._pending += len(data)
+        if self._redactor is not None:
+            data = self._redactor.feed(data)
+            if final:
+                data += self._redactor.flush()
+        text = self._decoder.decode(data, final)
+        if "\ufffd" in text and text.count("\ufffd") > data.count(b"\xef\xbf\xbd"):
+            self.replaced = True
+        if "\0" in text:
+            text = text.replace("\0", "\ufffd")
+            self.replaced = True
+        size, self._pending = (self._pending, 0) if text else (0, self._pending)
+        return data, text, size
+
+
+class _Attempt:
+    """One execution. It is also the ``Signals`` that the reader calls."""
+
+    def __init__(
+        self,
+        definition: AgentDefinition,
+        claim: Claim,
+        live: Live,
+        stop: Stop,
+        start: _Start,
+        tree: processes.ProcessTree,
+        secrets: Secrets,
+        *,
+        resumed: bool,
+    ) -> None:
+        self._definition = definition
+        self._live = live
+        self._stop = stop
+        self._start = start
+        self._tree = tree
+        self._loop = asyncio.get_running_loop()
+        self._meter = Meter(claim.meter, resumed=resumed)
+        self._reader = make_reader(definition.output, self)
+        self._events = EventsFile(self)
+        self._events_at = 0
+        self._events_redactor = secrets.stream()
+        self._outputs = {"stdout": _Output("stdout", secrets), "stderr": _Output("stderr", secrets)}
+        self._open = {"stdout": tree.stdout, "stderr": tree.stderr}
+        self._input = memoryview(start.prompt)
+        self._heard = self._loop.time()
+        self._result_at: float | None = None
+        self._overstayed: asyncio.Future[None] = self._loop.create_future()
+        self._timers: list[asyncio.TimerHandle] = []
+        self._pause = _FIRST_TICK
+        self._notes: list[str] = []
+
+    @property
+    def spoke(self) -> bool:
+        """Whether the agent wrote anything to stdout."""
+        return self._outputs["stdout"].bytes > 0
+
+    async def run(self) -> Outcome:
+        """See the process to its end, and its tree with it; return what came of it."""
+        tree, given = self._tree, self._definition
+        stopping = asyncio.ensure_future(self._stop.wait())
+        reason: OutcomeClass | None = None
+        code: int | None = None
+        signal: int | None = None
+        try:
+            self._listen()
+            self._tick_in(self._next_tick())
+            await asyncio.wait((tree.exited, stopping, self._overstayed), return_when=asyncio.FIRST_COMPLETED)
+            if tree.exited.done():
+                returncode = tree.exited.result()
+                code, signal = (returncode, None) if returncode >= 0 else (None, -returncode)
+                await self._end_rest()
+            else:
+                # a result that had come before the request is a result
+                given_before = self._reader.has_result
+                if stopping.done() and not given_before:
+                    reason = self._stop.reason
+                elif stopping.done():
+                    self._notes.append("the agent was asked to end after it had given its result; the result counts")
+                else:
+                    self._notes.append(
+                        f"the agent still ran {given.result_grace:g} s after its result and was ended; the result counts"
+                    )
+                self._tell(await tree.end(given.kill_grace), whole=True)
+            await self._drain()
+        finally:
+            stopping.cancel()
+            for timer in self._timers:
+                timer.cancel()
+            self._hush()
+            try:
+                if tree.returncode is None:  # only on the way out by an exception
+                    await self._end_now()
+            finally:
+                tree.close()
+        return self._conclude(code, signal, reason)
+
+    async def _end_now(self) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(asyncio.ensure_future(self._tree.end(0.0)))
+
+    def _conclude(self, code: int | None, signal: int | None, reason: OutcomeClass | None) -> Outcome:
+        for name, output in self._outputs.items():
+            self._pass_on(name, *output.take(b"", final=True))
+        self._read_events(final=True)
+        findings = merge(self._reader.close(), self._events.close())
+        outcome = verdict(
+            findings,
+            exit_code=code,
+            signal=signal,
+            exit_codes=self._definition.exit_codes,
+            stop_reason=reason,
+            stop_message=self._stop.message if reason is not None else None,
+        )
+        size = TranscriptSize(
+            bytes=sum(output.bytes for output in self._outputs.values()),
+            replaced=any(output.replaced for output in self._outputs.values()),
+        )
+        usage = self._meter.close(ended=reason is None)
+        return replace(outcome, usage=usage, transcript=size, notes=(*outcome.notes, *self._notes))
+
+    # Reading and writing -------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        for name, fd in self._open.items():
+            self._loop.add_reader(fd, self._read, name)
+        if self._tree.stdin >= 0:
+            self._write()
+
+    def _write(self) -> None:
+        """Write what the prompt still has as far as the pipe takes it; at its end, or the agent's, close it."""
+        fd = self._tree.stdin
+        try:
+            while self._input:
+                self._input = self._input[os.write(fd, self._input) :]
+        except BlockingIOError:
+            self._loop.add_writer(fd, self._write)
+            return
+        except OSError:  # it does not read its input, as is its right
+            self._input = memoryview(b"")
+        self._close_input()
+
+    def _close_input(self) -> None:
+        fd, self._tree.stdin = self._tree.stdin, -1
+        if fd >= 0:
+            self._loop.remove_writer(fd)
+            os.close(fd)
+
+    def _read(self, name: str) -> bool:
+        """Read once from an output; False when there is nothing to read now, or never again."""
+        fd = self._open.get(name, -1)
+        if fd < 0:
+            return False
+        try:
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._close_output(name)
+            return False
+        self._heard = self._loop.time()
+        self._pass_on(name, *self._outputs[name].take(data))
+        return True
+
+    def _close_output(self, name: str) -> None:
+        fd = self._open.pop(name, -1)
+        if fd >= 0:
+            self._loop.remove_reader(fd)
+            os.close(fd)
+            setattr(self._tree, name, -1)
+
+    def _hush(self) -> None:
+        for name in list(self._open):
+            self._close_output(name)
+        self._close_input()
+
+    def _pass_on(self, name: str, data: bytes, text: str, size: int) -> None:
+        if data:
+            self._reader.feed(name, data)
+        if text:
+            self._live.write(name, text, size)
+        if self._result_at is None and self._reader.has_result:
+            self._result_at = self._loop.time()
+            self._timers.append(self._loop.call_later(self._definition.result_grace, self._overstay))
+
+    def _overstay(self) -> None:
+        if not self._overstayed.done():
+            self._overstayed.set_result(None)
+
+    async def _drain(self) -> None:
+        """Read what is still in the pipes. What a leftover goes on writing is not waited for."""
+        left = _DRAIN
+        for name in list(self._open):
+            while left > 0 and self._read(name):
+                left -= 1
+                if left % 64 == 0:
+                    await asyncio.sleep(0)
+
+    # The rest of the tree ------------------------------------------------------------------------------------------
+
+    async def _end_rest(self) -> None:
+        """After the process itself has ended: end what it left running, and never wait for it longer than that."""
+        await self._drain()
+        tree = self._tree
+        if not self._open and not tree.has_rest():
+            return
+        # the last of a pipeline, or a helper that is just closing: it gets a moment, not a signal
+        deadline = self._loop.time() + _REST_PAUSE
+        while (self._open or tree.has_rest()) and self._loop.time() < deadline:  # noqa: ASYNC110 - no event says it
+            await asyncio.sleep(0.01)
+        if self._open or tree.has_rest():
+            self._tell(await tree.end(self._definition.kill_grace, self._pipes()), whole=False)
+
+    def _pipes(self) -> tuple[int, ...]:
+        """Return the inodes of the pipes that are still open: whoever holds their other end belongs to the tree."""
+        return tuple(os.fstat(fd).st_ino for fd in self._open.values())
+
+    def _tell(self, ended: census.Ended, *, whole: bool) -> None:
+        """Put into the notes what the ladder did."""
+        count = len(ended.ended)
+        if not whole and count:
+            what = "1 process was" if count == 1 else f"{count} processes were"
+            how = " by SIGKILL" if ended.forced else ""
+            self._notes.append(f"{what} still running after the agent had ended, and ended{how}")
+        elif whole and ended.forced:
+            self._notes.append(f"the agent did not end within {self._definition.kill_grace:g} s and was killed")
+        if ended.survivors:
+            pids = ", ".join(str(process.pid) for process in ended.survivors)
+            self._notes.append(f"will not stop: process {pids} is still there after SIGKILL")
+
+    # Meanwhile -----------------------------------------------------------------------------------------------------
+
+    def _tick_in(self, seconds: float) -> None:
+        self._timers = [timer for timer in self._timers if not timer.cancelled() and timer.when() > self._loop.time()]
+        self._timers.append(self._loop.call_later(seconds, self._tick))
+
+    def _next_tick(self) -> float:
+        idle = self._definition.idle_seconds
+        return self._pause if idle is None else min(self._pause, max(0.01, idle / 4))
+
+    def _tick(self) -> None:
+        """Read the events file and look at the clock; less often while nothing happens."""
+        heard = self._heard
+        self._read_events()
+        self._pause = _FIRST_TICK if self._heard > heard else min(self._pause * 1.25, _LONGEST_TICK)
+        idle = self._definition.idle_seconds
+        if idle is not None and self._result_at is None:
+            busy = self._reader.busy
+            limit = idle * BUSY_FACTOR if busy else idle
+            silent = self._loop.time() - self._heard
+            if silent >= limit:
+                within = f" while it waited for {busy}" if busy else ""
+                self._stop.request(
+                    OutcomeClass.STALLED, f"no sign of life for {silent:.1f} s{within} (limit {limit:g} s)"
+                )
+                return
+        self._tick_in(self._next_tick())
+
+    def _read_events(self, final: bool = False) -> None:
+        """Read what was appended to the events file since the last time."""
+        with contextlib.suppress(OSError):
+            while os.stat(self._start.events).st_size > self._events_at:  # noqa: PTH116 - cheap, often
+                fd = os.open(self._start.events, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+                try:
+                    data = os.pread(fd, _CHUNK, self._events_at)
+                finally:
+                    os.close(fd)
+                if not data:
+                    break
+                self._heard = self._loop.time()
+                self._events_at += len(data)
+                self._events.feed(self._events_redactor.feed(data))
+                if not final:
+                    break
+        if final:
+            self._events.feed(self._events_redactor.flush())
+
+    # What the reader says ------------------------------------------------------------------------------------------
+
+    def message(self, text: str) -> None:
+        """The agent said something to its user."""
+        self._live.write("message", text)
+
+    def tool(self, name: str, text: str) -> None:
+        """The agent used a tool."""
+        self._live.write("tool", f"{name}: {text}")
+
+    def usage(self, report: Report) -> None:
+        """The agent reported usage: count it and say where the attempt stands."""
+        self._live.usage(self._meter.add(report))
+
+    def session(self, session: str) -> None:
+        """The agent named its session."""
+        self._meter.session(session)
+        self._live.session(session)
+
+    def result(self, value: Any) -> None:
+        """The agent gave its result; it goes into the outcome."""
+        self._live.write("result", as_text(value))
+
+    def error(self, fault: Fault) -> None:
+        """The agent said that something failed."""
+        self._live.write("error", fault.message)
+
+    def progress(self, percent: float | None, message: str | None) -> None:
+        """The agent said how far it is."""
+        self._live.progress(percent, message)
