@@ -22,6 +22,7 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
+    Table,
     Text,
     UniqueConstraint,
     Uuid,
@@ -62,6 +63,13 @@ class Base(DeclarativeBase):
         UUID: Uuid,
         float: Double,
     }
+
+
+def table(entity: type[Base]) -> Table:
+    """The Core table of an entity, for statements that are not to pass through the ORM."""
+    found = entity.__table__
+    assert isinstance(found, Table)
+    return found
 
 
 class Plan(Base):

@@ -35,7 +35,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP, insert
 from sqlalchemy.orm import Session, sessionmaker
 
-from orchestrator.domain.entities import Dependency, Task
+from orchestrator.domain.entities import Dependency, Task, table
 from orchestrator.domain.given import NewTask
 from orchestrator.domain.storable import NAME_MAX, TITLE_MAX, check_json, check_text
 from orchestrator.domain.words import ENDED, LIVE, OutcomeClass, TaskStatus
@@ -166,7 +166,7 @@ def insert_tasks(
             _row(ids[p], tasks[p], statuses[ids[p]], closed.get(ids[p]), plan, orders[p] if orders else None)
             for p in part
         ]
-        arrays = {name: list(values) for (name, _), values in zip(_COLUMNS, zip(*rows, strict=True), strict=True)}
+        arrays = {f"new_{name}": list(values) for (name, _), values in zip(_COLUMNS, zip(*rows, strict=True), strict=True)}
         written.update(session.execute(_INSERT, arrays).scalars())
     _link(session, [(ids[place], parent) for place, each in parents.items() for parent in each], written)
     for place in fresh:
@@ -205,9 +205,9 @@ _LOCK_KEYS = text(
 )
 
 
-def _live_keys(session: CallerSession, keys: Sequence[str]) -> dict[str, tuple[int, TaskStatus]]:
+def _live_keys(session: CallerSession, keys: Sequence[str]) -> dict[str | None, tuple[int, TaskStatus]]:
     """The live tasks that have *keys*. Uses the unique index tasks_unique_key."""
-    found: dict[str, tuple[int, TaskStatus]] = {}
+    found: dict[str | None, tuple[int, TaskStatus]] = {}
     for start in range(0, len(keys), CHUNK):
         for key, id_, status in session.execute(
             select(Task.unique_key, Task.id, Task.status).where(
@@ -297,7 +297,7 @@ _COLUMNS: tuple[tuple[str, Any], ...] = (
 
 def _build_insert() -> Any:
     new = (
-        func.unnest(*(bindparam(name, type_=ARRAY(kind)) for name, kind in _COLUMNS))
+        func.unnest(*(bindparam(f"new_{name}", type_=ARRAY(kind)) for name, kind in _COLUMNS))
         .table_valued(*(column(name, kind) for name, kind in _COLUMNS))
         .render_derived(name="new")
     )
@@ -310,7 +310,7 @@ def _build_insert() -> Any:
     ended = new.c.status.in_([literal(status.value, literal_execute=True) for status in TaskStatus if status in ENDED])
     values["finished_at"] = case((ended, now))
     return (
-        insert(Task)
+        insert(table(Task))
         .from_select(list(values), select(*values.values()).order_by(new.c.id))
         .on_conflict_do_nothing()
         .returning(Task.id)
@@ -375,7 +375,7 @@ def _link(session: CallerSession, pairs: Iterable[tuple[int, int]], written: set
     for start in range(0, len(links), CHUNK):
         part = links[start : start + CHUNK]
         session.execute(
-            insert(Dependency)
+            insert(table(Dependency))
             .from_select(
                 ["task_id", "depends_on"],
                 select(

@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.types import BigInteger
 
-from orchestrator.domain.entities import Plan, Task
+from orchestrator.domain.entities import Plan, Task, table
 from orchestrator.domain.given import NewTask
 from orchestrator.domain.words import ENDED, OutcomeClass, TaskStatus
 from orchestrator.errors import NotFound
@@ -77,7 +77,7 @@ class PlanRepository:
             check_task(task)
         with self._sessions.begin() as session:
             plan_id = session.scalar(
-                insert(Plan)
+                insert(table(Plan))
                 .values(name=name)
                 .on_conflict_do_update(index_elements=["name"], set_={"submitted_at": func.clock_timestamp()})
                 .returning(Plan.id)

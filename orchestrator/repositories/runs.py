@@ -35,7 +35,7 @@ from sqlalchemy.dialects.postgresql import JSON, JSONB, TIMESTAMP, insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
-from orchestrator.domain.entities import Run, Task
+from orchestrator.domain.entities import Run, Task, table
 from orchestrator.domain.outcome import Claim, Outcome
 from orchestrator.domain.settle import settle
 from orchestrator.domain.storable import storable_json, storable_text
@@ -225,14 +225,14 @@ _COLUMNS: tuple[tuple[str, Any], ...] = (
 def _build_insert() -> Any:
     """Runs by arrays: one statement of a constant text for any number of rows."""
     new = (
-        func.unnest(*(bindparam(name, type_=ARRAY(kind)) for name, kind in _COLUMNS))
+        func.unnest(*(bindparam(f"new_{name}", type_=ARRAY(kind)) for name, kind in _COLUMNS))
         .table_valued(*(column(name, kind) for name, kind in _COLUMNS))
         .render_derived(name="new")
     )
     casts: dict[str, Any] = {"result": JSON, "notes": JSONB}
     values = [cast(new.c[name], casts[name]) if name in casts else new.c[name] for name, _ in _COLUMNS]
     return (
-        insert(Run)
+        insert(table(Run))
         .from_select([name for name, _ in _COLUMNS], select(*values))
         .on_conflict_do_nothing(index_elements=["task_id", "attempt"])
     )
@@ -243,7 +243,7 @@ _INSERT = _build_insert()
 
 def _arrays(owned: Sequence[Ended]) -> dict[str, list[Any]]:
     rows = [_row(ended) for ended in owned]
-    return {name: list(values) for (name, _), values in zip(_COLUMNS, zip(*rows, strict=True), strict=True)}
+    return {f"new_{name}": list(values) for (name, _), values in zip(_COLUMNS, zip(*rows, strict=True), strict=True)}
 
 
 def _row(ended: Ended) -> tuple[Any, ...]:

@@ -32,7 +32,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSON, TIMESTAMP
 from sqlalchemy.orm import Session, aliased
 
-from orchestrator.domain.entities import Dependency, Task
+from orchestrator.domain.entities import Dependency, Task, table
 from orchestrator.domain.outcome import Claim, Outcome
 from orchestrator.domain.settle import Settlement
 from orchestrator.domain.words import OutcomeClass, TaskStatus
@@ -77,7 +77,7 @@ def _build_apply() -> Any:
         else_=now + func.make_interval(0, 0, 0, 0, 0, 0, new.c.delay),
     )
     return (
-        update(Task)
+        update(table(Task))
         .where(
             Task.id == new.c.id,
             Task.attempt == new.c.attempt,

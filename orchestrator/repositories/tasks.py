@@ -38,7 +38,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session, aliased, sessionmaker
 
-from orchestrator.domain.entities import AgentState, Dependency, Run, Task, WorkerRow
+from orchestrator.domain.entities import AgentState, Dependency, Run, Task, WorkerRow, table
 from orchestrator.domain.outcome import Budget, Claim, Outcome, RetryPolicy
 from orchestrator.domain.settle import settle
 from orchestrator.domain.words import OnLimit, OutcomeClass, TaskStatus
@@ -104,17 +104,17 @@ class TaskRepository:
         statement = _CLAIMS[(len(routes) > 1, plan_id is not None, suspects)]
         values = {
             "worker": worker,
-            "routes": routes,
-            "names": [known.agent for known in agents],
-            "max_retries": [known.max_retries for known in agents],
-            "retry_initial": [known.retry.initial for known in agents],
-            "retry_factor": [known.retry.factor for known in agents],
-            "retry_max": [known.retry.max for known in agents],
-            "seconds": [known.budget.seconds for known in agents],
-            "tokens": [known.budget.tokens for known in agents],
-            "usd": [known.budget.usd for known in agents],
-            "turns": [known.budget.turns for known in agents],
-            "on_limit": [known.budget.on_limit.value for known in agents],
+            "known_routes": routes,
+            "known_names": [known.agent for known in agents],
+            "known_max_retries": [known.max_retries for known in agents],
+            "known_retry_initial": [known.retry.initial for known in agents],
+            "known_retry_factor": [known.retry.factor for known in agents],
+            "known_retry_max": [known.retry.max for known in agents],
+            "known_seconds": [known.budget.seconds for known in agents],
+            "known_tokens": [known.budget.tokens for known in agents],
+            "known_usd": [known.budget.usd for known in agents],
+            "known_turns": [known.budget.turns for known in agents],
+            "known_on_limit": [known.budget.on_limit.value for known in agents],
             "limit": limit,
         }
         if plan_id is not None:
@@ -253,19 +253,20 @@ def _build_claim(many: bool, of_plan: bool, suspects: bool) -> Select[Any] | Upd
     inner side runs again, and then takes more rows than asked. Rows come from the index tasks_ready (tasks_suspect,
     tasks_ready_of_plan). FOR NO KEY UPDATE does not conflict with the KEY SHARE of the foreign keys that point here.
     """
+    # Their names are no column names: SQLAlchemy would take them for values of the UPDATEs.
     known = (
         func.unnest(
-            bindparam("routes", type_=ARRAY(Text)),
-            bindparam("names", type_=ARRAY(Text)),
-            bindparam("max_retries", type_=ARRAY(Integer)),
-            bindparam("retry_initial", type_=ARRAY(Double)),
-            bindparam("retry_factor", type_=ARRAY(Double)),
-            bindparam("retry_max", type_=ARRAY(Double)),
-            bindparam("seconds", type_=ARRAY(Double)),
-            bindparam("tokens", type_=ARRAY(BigInteger)),
-            bindparam("usd", type_=ARRAY(Double)),
-            bindparam("turns", type_=ARRAY(Integer)),
-            bindparam("on_limit", type_=ARRAY(Text)),
+            bindparam("known_routes", type_=ARRAY(Text)),
+            bindparam("known_names", type_=ARRAY(Text)),
+            bindparam("known_max_retries", type_=ARRAY(Integer)),
+            bindparam("known_retry_initial", type_=ARRAY(Double)),
+            bindparam("known_retry_factor", type_=ARRAY(Double)),
+            bindparam("known_retry_max", type_=ARRAY(Double)),
+            bindparam("known_seconds", type_=ARRAY(Double)),
+            bindparam("known_tokens", type_=ARRAY(BigInteger)),
+            bindparam("known_usd", type_=ARRAY(Double)),
+            bindparam("known_turns", type_=ARRAY(Integer)),
+            bindparam("known_on_limit", type_=ARRAY(Text)),
         )
         .table_valued(
             column("route", Text),
@@ -367,7 +368,7 @@ def _build_claim(many: bool, of_plan: bool, suspects: bool) -> Select[Any] | Upd
         update(Task).where(Task.id == locked.c.id, ~locked.c.ripe).values(due=False).returning(Task.id).cte("demoted")
     )
     return (
-        update(Task)
+        update(table(Task))
         .add_cte(demoted)
         .where(Task.id == locked.c.id, locked.c.ripe, Task.route == open_agents.c.route)
         .values(
@@ -559,7 +560,7 @@ def _write_runs(session: Session, ended: Sequence[tuple[Row[Any], Outcome]]) -> 
                 "session": row.session,
             }
         )
-    session.execute(insert(Run).on_conflict_do_nothing(index_elements=["task_id", "attempt"]), values)
+    session.execute(insert(table(Run)).on_conflict_do_nothing(index_elements=["task_id", "attempt"]), values)
     _keep_usage(session, [row.id for row, _ in ended])
 
 
