@@ -1,0 +1,263 @@
+"""What one execution of a command is started with: arguments, environment, directory, files; and the start itself.
+
+A value never becomes syntax. In an argument vector each part stays one argument, whatever its values hold; in a shell
+command the values are variables of the shell. What no program can be given is ``Refused`` in words that name the remedy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.agents import processes
+from orchestrator.agents.environment import Environment
+from orchestrator.domain.given import AgentDefinition
+from orchestrator.domain.outcome import Claim, Outcome
+from orchestrator.domain.template import as_text, placeholders, render
+from orchestrator.domain.words import OutcomeClass
+from orchestrator.errors import InvalidInput
+
+ARGUMENT_BYTES = 128 * 1024 - 1
+"""Longest single argument or environment value that Linux passes to a program, without its NUL."""
+
+
+class Refused(Exception):
+    """This execution cannot be started, for a reason that another attempt would meet again (``status``)."""
+
+    def __init__(self, cause: str, message: str, status: OutcomeClass = OutcomeClass.PERMANENT) -> None:
+        super().__init__(message)
+        self.outcome = Outcome(status=status, cause=cause, message=message)
+
+
+@dataclass(slots=True)
+class Start:
+    """What one execution is started with, and the files made for it."""
+
+    definition: AgentDefinition
+    template: tuple[str, ...]
+    claim: Claim
+    session: str | None
+    argv: list[str] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    prompt: bytes = b""
+    events: str = ""
+    _made: list[str] = field(default_factory=list)
+    _temporary: str | None = None
+
+    def prepare(self, around: Environment, directory: str | None) -> None:
+        """Fill everything in; raise ``Refused`` for what cannot be given to a program."""
+        claim, given = self.claim, self.definition
+        text = "" if claim.input is None else as_text(claim.input)
+        self.cwd = directory
+        if given.workspace == "temporary":
+            self.cwd = self._temporary = tempfile.mkdtemp(prefix="workspace-", dir=processes.keeper().directory)
+        self.env = dict(around.variables)
+        self.events = self._file("events", b"")
+        workspace = self.cwd or os.getcwd()  # noqa: PTH109 - a text is wanted
+        self.env.update(
+            ORCHESTRATOR_TASK_ID=str(claim.task_id),
+            ORCHESTRATOR_ATTEMPT=str(claim.attempt),
+            ORCHESTRATOR_WORKSPACE=workspace,
+            ORCHESTRATOR_EVENTS=self.events,
+            ORCHESTRATOR_CHECKPOINTS=self._object("checkpoints"),
+            ORCHESTRATOR_ANSWERS=self._object("answers"),
+        )
+        if self.session:
+            self.env["ORCHESTRATOR_SESSION"] = self.session
+        if "PWD" in self.env:
+            self.env["PWD"] = workspace
+        prompt = text
+        if given.prompt == "file":
+            prompt = self._file("prompt", _encoded(text))
+            self.env["ORCHESTRATOR_PROMPT"] = prompt
+        elif given.prompt == "stdin":
+            self.prompt = _encoded(text)
+        values: dict[str, Any] = {
+            "prompt": prompt,
+            "id": claim.task_id,
+            "attempt": claim.attempt,
+            "title": claim.title or "",
+            "name": claim.name or "",
+            "workspace": workspace,
+            "session": self.session or "",
+            **claim.params,
+        }
+        try:
+            self.argv = self._shell(values) if given.shell else self._arguments(values)
+        except InvalidInput as error:
+            raise Refused("bad_template", f"agent {given.name!r}: command: {error}") from None
+        self._check()
+
+    def _arguments(self, values: Mapping[str, Any]) -> list[str]:
+        """Each part of the command becomes exactly one argument, whatever its values hold.
+
+        A part that names ``{session}`` is left out when there is no session, with the option right before it.
+        """
+        parts: list[str] = []
+        named = False
+        for part in self.template:
+            names = placeholders(part)
+            named = named or "prompt" in names
+            if "session" in names and not values["session"]:
+                if part == "{session}" and len(parts) > 1 and parts[-1].startswith("-"):
+                    parts.pop()
+                continue
+            parts.append(render(part, values))
+        if self.definition.prompt != "stdin" and not named:
+            parts.append(str(values["prompt"]))
+        return parts
+
+    def _shell(self, values: Mapping[str, Any]) -> list[str]:
+        """The command goes to the shell as it stands in the file; values are its variables, never its syntax."""
+        script, used = shell_script(self.template[0])
+        for variable, reference in used.items():
+            self.env[variable] = render("{" + reference + "}", values)
+        named = any(reference.split(".")[0] == "prompt" for reference in used.values())
+        if self.definition.prompt != "stdin" and not named:
+            self.env["ORCHESTRATOR_PROMPT"] = str(values["prompt"])
+        return ["/bin/sh", "-c", script]
+
+    def _check(self) -> None:
+        """Refuse what the system would refuse, in words that name the remedy."""
+        for kind, value in [("argument", each) for each in self.argv] + [
+            (f"variable {name}", each) for name, each in self.env.items()
+        ]:
+            if "\0" in value:
+                raise Refused("bad_input", f"{kind} holds a NUL character, which no program can be given")
+            if len(value) > ARGUMENT_BYTES // 4 and len(_encoded(value)) > ARGUMENT_BYTES:
+                raise Refused(
+                    "argument_too_long",
+                    f"{kind} has {len(_encoded(value)):,} bytes, but the system passes at most {ARGUMENT_BYTES:,} in one;"
+                    f" set prompt: stdin or prompt: file for agent {self.definition.name!r}",
+                )
+
+    def spawn(self, mark: str) -> processes.ProcessTree:
+        """Start the command; raise ``Refused`` when it cannot be started."""
+        try:
+            return processes.spawn(self.argv, env=self.env, mark=mark, cwd=self.cwd, stdin=bool(self.prompt))
+        except OSError as error:
+            raise self._refusal(error) from error
+        except ValueError as error:
+            raise Refused("bad_input", f"the command cannot be started: {error}") from error
+
+    def _refusal(self, error: OSError) -> Refused:
+        program, agent = self.argv[0], f"agent {self.definition.name!r}"
+        if self.cwd is not None and error.filename == self.cwd:
+            told = {errno.ENOENT: "does not exist", errno.ENOTDIR: "is not a directory"}.get(
+                error.errno or 0, f"cannot be entered ({error.strerror})"
+            )
+            return Refused("directory_missing", f"{agent}: directory {self.cwd} {told}; correct its dir")
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            hint = "install it, or correct its command"
+            return Refused("command_not_found", f"{agent}: command {program!r} was not found; {hint}")
+        if error.errno == errno.EACCES:
+            return Refused("command_not_executable", f"{agent}: command {program!r} may not be executed")
+        if error.errno == errno.ENOEXEC:
+            told = "is not a program of this machine and names no interpreter in its first line"
+            return Refused("command_not_executable", f"{agent}: command {program!r} {told}")
+        if error.errno == errno.E2BIG:
+            total = sum(len(_encoded(each)) + 1 for each in self.argv)
+            return Refused(
+                "argument_too_long",
+                f"{agent}: the arguments have {total:,} bytes, which together with the environment is more than the"
+                " system passes to a program; set prompt: stdin or prompt: file",
+            )
+        # no memory, no descriptors, no processes: this worker's trouble, which may pass
+        return Refused("spawn", f"{agent}: {program!r} could not be started: {error}", OutcomeClass.TRANSIENT)
+
+    def _file(self, name: str, data: bytes) -> str:
+        """Make a private file for this execution and return its path."""
+        claim = self.claim
+        path = f"{processes.keeper().directory}/{name}-{claim.task_id}-{claim.attempt}-{os.urandom(4).hex()}"
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+        finally:
+            os.close(fd)
+        self._made.append(path)
+        return path
+
+    def _object(self, name: str) -> str:
+        """Return a file with the claim's object of this *name* (checkpoints, answers); one empty one serves all."""
+        held = getattr(self.claim, name, None)
+        if held:
+            return self._file(name, _encoded(json.dumps(held, ensure_ascii=False)))
+        path = f"{processes.keeper().directory}/none.json"
+        with contextlib.suppress(FileExistsError):
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
+            os.write(fd, b"{}\n")
+            os.close(fd)
+        return path
+
+    async def clean(self) -> None:
+        """Remove the files of this execution."""
+        for path in self._made:
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # noqa: PTH108 - one call for each task; a Path costs more than the call
+        if self._temporary is not None:
+            await asyncio.get_running_loop().run_in_executor(None, _remove, self._temporary)
+
+
+def _remove(directory: str) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+_SHELL_PART = re.compile(
+    r"\{\{[A-Za-z_][\w.-]*\}\}|\{[A-Za-z_][\w-]*(?:\.[\w-]+)*\}|\\.|'|\"|\$\(|\(|\)|`|.", re.DOTALL | re.ASCII
+)
+
+
+def shell_script(template: str) -> tuple[str, dict[str, str]]:
+    """Return a shell template with variables for placeholders, and which variable stands for which reference.
+
+    The value of a placeholder reaches the shell as the value of a variable, expanded once and never read as syntax.
+    The expansion is quoted to fit where the placeholder stands: bare, in double or in single quotes.
+    """
+    parts: list[str] = []
+    used: dict[str, str] = {}
+    states: list[str] = [""]
+    for found in _SHELL_PART.finditer(template):
+        part = found.group()
+        state = states[-1]
+        if len(part) > 2 and part[0] == "{":
+            references = placeholders(part)
+            if not references:
+                parts.append(part[1:-1])
+                continue
+            variable = next((name for name, each in used.items() if each == references[0]), None)
+            if variable is None:
+                variable = f"ORCHESTRATOR_VALUE_{len(used) + 1}"
+                used[variable] = references[0]
+            expansion = "${" + variable + "}"
+            parts.append({"": f'"{expansion}"', '"': expansion, "'": f"'\"{expansion}\"'"}[state])
+            continue
+        parts.append(part)
+        if state == "'":
+            if part == "'" or part == "\\'":
+                states.pop()
+        elif part in ("'", '"'):
+            if part == state:
+                states.pop()
+            elif part == '"' or not state:
+                states.append(part)
+        elif part == "$(" or (part == "(" and not state):
+            states.append("")
+        elif part == ")" and not state and len(states) > 1:
+            states.pop()
+    return "".join(parts), used
