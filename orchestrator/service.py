@@ -299,8 +299,7 @@ class Orchestrator:
 
     def notify(self, agents: Iterable[str]) -> None:
         """Tell workers that there may be work for *agents*: a hint, after the commit, never an error."""
-        for agent in agents:
-            self._notifier.notify(agent)
+        self._notifier.notify(agents)
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -469,7 +468,7 @@ def new_task(given: Mapping[str, Any]) -> NewTask:
     try:
         return NewTask(**values)
     except TypeError:
-        unknown = sorted(set(values) - {name for name in NewTask.__dataclass_fields__})
+        unknown = sorted(set(values) - set(NewTask.__dataclass_fields__))
         if "agent" not in values:
             raise InvalidInput("agent: a task needs the name of its agent") from None
         raise InvalidInput(f"unknown field {unknown[0]!r} of a task" if unknown else f"not a task: {given!r}") from None
