@@ -102,7 +102,7 @@ def test_the_lock_is_held_for_the_length_of_one_short_transaction(orc: Orchestra
     worker = orc.register(identity(), name="w", slots=1, agents=["coder"])
     claimed = [orc.claim(worker, [Known("coder")], 1) for _ in range(5)]
     assert all(len(each.claims) == 1 for each in claimed)
-    assert all(0 < each.hold_seconds for each in claimed)
+    assert all(each.hold_seconds > 0 for each in claimed)
     with psycopg.connect(orc.url or "", autocommit=True) as other:
         held = other.execute(
             "SELECT count(*) FROM pg_locks WHERE relation = 'tasks'::regclass AND mode = 'RowShareLock'"

@@ -46,7 +46,7 @@ def test_the_claim_query_is_the_first_method_of_its_repository() -> None:
     source = (PACKAGE / "repositories" / "tasks.py").read_text()
     body = source[source.index("class TaskRepository") :]
     methods = re.findall(r"^    def (\w+)", body, re.M)
-    assert [name for name in methods if not name.startswith("_")][0] == "claim"
+    assert next(name for name in methods if not name.startswith("_")) == "claim"
 
 
 def test_every_adr_that_the_code_names_exists() -> None:
