@@ -245,12 +245,12 @@ event.listen(Pool, "detach", _on_checkin)
 
 
 def _children() -> set[int]:
-    """Pids of our direct children, zombies included; multiprocessing's own helpers stay for the session."""
+    """Pids of our direct children, zombies included; multiprocessing's helpers and the guardian stay for the session."""
     found: set[int] = set()
     for listing in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):
             found.update(int(pid) for pid in listing.read_text().split())
-    return {pid for pid in found if b"multiprocessing." not in _command(pid)}
+    return {pid for pid in found if not any(name in _command(pid) for name in (b"multiprocessing.", b"guardian.py"))}
 
 
 def _command(pid: int) -> bytes:

@@ -6,7 +6,7 @@ It finds the trees by the table of live agents that it shares with the worker (p
 for each agent), by the mark in their environment, by their sessions, and by descent.
 
 Arguments: worker's pid, worker's mark, kill grace in seconds, descriptor of the alarm pipe, descriptor of the table,
-private directory. The end of the pipe says "the worker is gone" where there is no pidfd.
+private directory. The end of the pipe says the same as the end of the worker: nobody is there any more.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ TABLE_BYTES = SLOT.size * SLOTS
 
 
 def wait_for_death(worker: int, pipe: int) -> None:
-    """Return when process *worker* is gone, or when nobody holds the other end of *pipe* any more."""
+    """Return when process *worker* is gone, or has closed its end of *pipe*."""
     watched: list[int] = [pipe]
     with contextlib.suppress(AttributeError, OSError):
-        watched = [os.pidfd_open(worker)]
+        watched.append(os.pidfd_open(worker))
     if os.getppid() != worker:
         return
     poll = select.poll()

@@ -129,9 +129,8 @@ class Start:
 
     def _check(self) -> None:
         """Refuse what the system would refuse, in words that name the remedy."""
-        for kind, value in [("argument", each) for each in self.argv] + [
-            (f"variable {name}", each) for name, each in self.env.items()
-        ]:
+        added = [(f"variable {name}", self.env[name]) for name in self.env if name.startswith("ORCHESTRATOR_")]
+        for kind, value in [*(("argument", each) for each in self.argv), *added]:
             if "\0" in value:
                 raise Refused("bad_input", f"{kind} holds a NUL character, which no program can be given")
             if len(value) > ARGUMENT_BYTES // 4 and len(_encoded(value)) > ARGUMENT_BYTES:
@@ -194,12 +193,13 @@ class Start:
         held = getattr(self.claim, name, None)
         if held:
             return self._file(name, _encoded(json.dumps(held, ensure_ascii=False)))
-        path = f"{processes.keeper().directory}/none.json"
-        with contextlib.suppress(FileExistsError):
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
-            os.write(fd, b"{}\n")
-            os.close(fd)
-        return path
+        keep = processes.keeper()
+        if "none" not in keep.files:
+            path = f"{keep.directory}/none.json"
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o400), "wb") as file:  # noqa: PTH123
+                file.write(b"{}\n")
+            keep.files["none"] = path
+        return keep.files["none"]
 
     async def clean(self) -> None:
         """Remove the files of this execution."""

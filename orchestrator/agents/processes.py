@@ -4,7 +4,8 @@
 SIGTERM to the whole tree, after the grace SIGKILL to the whole tree, and back only when a look at the process table
 finds none of it (ADR-0005). ``Keeper`` is what one process does once for all its trees:
 
-- it is a child subreaper, so what an agent leaves behind becomes a child of this process, is seen, and is collected;
+- it is a child subreaper while a tree lives, so that what an agent leaves behind becomes a child of this process, is
+  seen, and is collected;
 - it has one guardian beside it, which ends all trees when this process dies by SIGKILL;
 - it keeps a private directory, which the guardian removes if we cannot.
 
@@ -28,6 +29,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from orchestrator.agents import census, guardian
 from orchestrator.agents.census import Ended, Process
@@ -54,12 +56,14 @@ _UNKNOWN_EXIT = 255
 _ZOMBIE_AGE = 5.0
 
 
+_libc_prctl: Any = None
+with contextlib.suppress(OSError, AttributeError):  # Linux alone has it
+    _libc_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
 def _prctl(option: int, value: int) -> bool:
     """Call prctl; False where there is none or it refuses."""
-    try:
-        return int(ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)) == 0
-    except (OSError, AttributeError):
-        return False
+    return _libc_prctl is not None and int(_libc_prctl(option, value, 0, 0, 0)) == 0
 
 
 def harden() -> bool:
@@ -94,14 +98,18 @@ class Keeper:
         self._directory: str | None = None
         self._children = f"/proc/{self.pid}/task/{self.pid}/children"
         self.guardian = 0
+        self.signals_seen = float("-inf")
+        self.before_exec: Callable[[], None] | None = None
+        self.files: dict[str, str] = {}
         self._mark = census.worker_mark(f"{self.pid} {os.urandom(8).hex()}")
         self.null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._table_fd, self._table = _shared_table()
         self._free = list(range(guardian.SLOTS - 1, -1, -1))
+        self._inside = 0
         read_end, self._alarm = os.pipe()
         self._alarm_read = read_end
         self._env_mark = os.environ.get(census.MARK_NAME, "")
-        self.subreaper = census.HAS_PROC and _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self._swept = time.monotonic()
 
     @property
     def directory(self) -> str:
@@ -136,10 +144,16 @@ class Keeper:
         process.returncode = 0  # it outlives us by design, and Popen need not complain of it
 
     def enter(self) -> int:
-        """Take a slot of the shared table for a process that is about to start; −1 when all are taken."""
+        """Take a slot of the shared table for a process that is about to start; −1 when all are taken.
+
+        With the first one this process becomes a subreaper, with the last one that leaves it stops being one: whatever
+        else it starts and lets go (a database server, say) is not meant to come back to it.
+        """
         with self._lock:
-            slot = self._free.pop() if self._free else -1
-        return slot
+            if self._inside == 0 and census.HAS_PROC:
+                _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+            self._inside += 1
+            return self._free.pop() if self._free else -1
 
     def note(self, slot: int, pid: int, start: int) -> None:
         """Write a live agent into its slot."""
@@ -150,8 +164,14 @@ class Keeper:
         """Give a slot back."""
         if slot >= 0:
             guardian.SLOT.pack_into(self._table, slot * guardian.SLOT.size, 0, 0)
-            with self._lock:
+        with self._lock:
+            if slot >= 0:
                 self._free.append(slot)
+            self._inside -= 1
+            if self._inside == 0 and census.HAS_PROC:
+                _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        if time.monotonic() - self._swept > _ZOMBIE_AGE:
+            self.sweep()
 
     def marks(self, mark: str) -> str:
         """Return the value of the mark variable for a child: its own, this worker's, those of the workers around us."""
@@ -204,12 +224,13 @@ class Keeper:
 
         Members of our trees at once; unknown zombies in sessions other than ours (and as PID 1 any) when they have been
         there for five seconds: their own starter, if it lives in this process, would have waited for them by then.
+        Done by itself every few seconds while agents come and go; a worker that is PID 1 also calls it when idle.
         """
         if self._adopted:
             self._adopted = census.reap(self._adopted)
         if self.trees:
             self.guard()
-        now = time.monotonic()
+        self._swept = now = time.monotonic()
         zombies: dict[tuple[int, int], float] = {}
         for pid in self.strangers():
             process = census.one(pid)
@@ -221,10 +242,22 @@ class Keeper:
         self._zombies = zombies
 
     def close(self) -> None:
-        """Remove the private directory. At exit; the guardian ends by itself."""
+        """End the guardian and remove the private directory, when no tree is left. The next ``spawn`` begins anew.
+
+        Nobody has to call it: when this process is gone the guardian does the same.
+        """
+        global _keeper
+        os.close(self._alarm)
+        os.close(self._alarm_read)
+        if self.guardian:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.guardian, 0)
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
+        os.close(self.null)
+        self._table.close()
+        os.close(self._table_fd)
+        _keeper = None
 
 
 def _shared_table() -> tuple[int, mmap.mmap]:
@@ -414,9 +447,8 @@ class ProcessTree:
         """Forget the tree: pipes are closed, its place in the guardian's table is free. Call it when it is gone."""
         self.close_pipes()
         self._unwatch()
-        self._keep.trees.pop(self.pid, None)
-        self._keep.leave(self._slot)
-        self._slot = -1
+        if self._keep.trees.pop(self.pid, None) is not None:
+            self._keep.leave(self._slot)
         if self.returncode is None:
             self._keep.adopt({self.pid})
             self._process.returncode = _UNKNOWN_EXIT
@@ -449,7 +481,7 @@ def spawn(
     keep.guard()
     environment = dict(env)
     environment[census.MARK_NAME] = keep.marks(mark)
-    before = _preparation()
+    before = _preparation(keep)
     ours: list[int] = []
     theirs: list[int] = []
     child_in = keep.null
@@ -495,23 +527,26 @@ def spawn(
     return tree
 
 
-def _preparation() -> Callable[[], None] | None:
+def _preparation(keep: Keeper) -> Callable[[], None] | None:
     """Return what must happen between fork and exec so that the agent's signals are the default ones.
 
     Nothing, as a rule: handlers end with exec, and Python's own ignored signals are restored by ``subprocess``. A
     signal that this process ignores is turned into one with an empty handler where that is possible (main thread); else
-    the slow way around, a function in the child, is taken.
+    the slow way around, a function in the child, is taken. Looked at once a second: asking is dear, changing is rare.
     """
+    now = time.monotonic()
+    if now - keep.signals_seen < 1.0:
+        return keep.before_exec
+    keep.signals_seen, keep.before_exec = now, None
     ignored = [number for number in _RESTORED if signal.getsignal(number) is signal.SIG_IGN]
     if not ignored:
         return None
-    if threading.current_thread() is threading.main_thread() and not any(
-        number in _TERMINAL_SIGNALS for number in ignored
-    ):
+    if threading.current_thread() is threading.main_thread() and _TERMINAL_SIGNALS.isdisjoint(ignored):
         for number in ignored:
             signal.signal(number, _nothing)
-        return None
-    return _default_signals
+    else:
+        keep.before_exec = _default_signals
+    return keep.before_exec
 
 
 _TERMINAL_SIGNALS = frozenset(
