@@ -293,5 +293,4 @@ def test_text_is_the_same_with_and_without_colour() -> None:
 
     for line in render(plan_view(), NOW, Look()):
         assert re.sub(r"\x1b\[[\d;]*m", "", line.painted(Paint.COLOR)) == line.painted(Paint.NONE)
-        assert re.sub(r"\x1b\[[\d;]*m", "", line.painted(Paint.COLOR, dim=True)) == line.text
         assert not re.search(r"\x1b\[[\d;]*3\dm", line.painted(Paint.WEIGHT))

@@ -115,14 +115,26 @@ class Look:
 
 
 class Line:
-    """One line of a screen: pieces of harmless text with a style each."""
+    """One line of a screen: pieces of harmless text with a style each.
 
-    __slots__ = ("look", "parts", "width")
+    ``task_id`` is the task that the line is about, where a cursor can stand on it. ``dimmed`` and ``marked`` (the cursor
+    is here) take the place of every style in it.
+    """
+
+    __slots__ = ("dimmed", "look", "marked", "parts", "task_id", "width")
 
     def __init__(self, look: Look) -> None:
         self.look = look
         self.parts: list[tuple[str, str]] = []
         self.width = 0
+        self.task_id: int | None = None
+        self.dimmed = False
+        self.marked = False
+
+    def about(self, task_id: int | None) -> Line:
+        """Say which task this line is about."""
+        self.task_id = task_id
+        return self
 
     def add(self, text: str, style: str = "") -> Line:
         """Add *text* (cleaned) in *style*, a choice of the words bold, dim, reverse and the named colours."""
@@ -163,7 +175,7 @@ class Line:
         self.width = sum(cells(text) for text, _ in self.parts)
         if self.width <= self.look.width:
             return self
-        short = Line(self.look)
+        short = Line(self.look).about(self.task_id)
         for text, style in self.parts:
             short.fill(text, self.look.width - short.width, style)
             if short.width >= self.look.width:
@@ -175,13 +187,15 @@ class Line:
         """The line without any style."""
         return "".join(text for text, _ in self.parts)
 
-    def painted(self, paint: Paint, *, dim: bool = False) -> str:
-        """Return the line for a stream; *dim* replaces every style by dim."""
+    def painted(self, paint: Paint) -> str:
+        """Return the line for a stream."""
         if paint is Paint.NONE:
             return self.text
+        if self.marked:
+            return f"\x1b[7m{self.text + ' ' * (min(self.look.width, 500) - self.width)}\x1b[0m"
         pieces = []
         for text, style in self.parts:
-            words = ["dim"] if dim else style.split()
+            words = ["dim"] if self.dimmed else style.split()
             codes = [_SGR[word] for word in words if paint is Paint.COLOR or word in _WEIGHTS]
             pieces.append(f"\x1b[{';'.join(codes)}m{text}\x1b[0m" if codes else text)
         return "".join(pieces)

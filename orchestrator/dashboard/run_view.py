@@ -277,7 +277,7 @@ def _rows(plan: _Plan, look: Look, room: int) -> list[Line]:
         each = look.wide or look.height >= 34
         lines = _blocked_rows(plan, blocked, look, ids, names) if each else [_blocked_line(plan, look)]
         groups += [(task, [line]) for task, line in zip(blocked, lines, strict=False)]
-    flat = [(task, line) for task, lines in groups for line in lines]
+    flat = [(task, line.about(task.id)) for task, lines in groups for line in lines]
     if len(flat) <= room:
         return [line for _, line in flat]
     if room < 1:
@@ -408,8 +408,7 @@ def _running_row(plan: _Plan, task: PlanTask, look: Look, places: dict[str, Plac
     }
     if used:
         values["bar"] = (bar(look, used[0], places["bar"].width) if "bar" in places else "", colour)
-        figure = short.percent(used[0])
-        values["share"] = (f"{figure:>4}{used[1]}", colour if used[0] >= 0.8 else "")
+        values["share"] = (f"{short.percent(*used):>4}", colour if used[0] >= 0.8 else "")
         values["limit"] = (_limit(task, now), "")
     return row(look, places, values)
 

@@ -1,0 +1,651 @@
+"""The frame of ``dashboard``: the whole queue on one screen, what needs a person first.
+
+Reading order: ``render`` (which panes get how many rows), then a function for each pane. Pure: a snapshot, ``now`` on
+the database's clock and a ``Look`` in, lines out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from orchestrator.dashboard import short
+from orchestrator.dashboard.frame import Column, Line, Look, Place, bar, join, plural, row, rule, spark, widest
+from orchestrator.dashboard.run_view import answer_command, cost_unknown
+from orchestrator.dashboard.text import cells
+from orchestrator.domain.snapshot import AgentRow, Alert, Count, Failure, Question, RunningTask, Snapshot, WorkerRow
+
+QUIET = 60.0
+"""Seconds without output after which a task counts as quiet."""
+
+ALERT_ORDER = ("will_not_stop", "no_worker", "worker_silent", "over_budget", "queue_not_draining", "breaker_open")
+
+_STATE_ORDER = {"no_worker": 0, "login": 1, "breaker": 2, "paused": 3}
+_WORKER_ORDER = {"silent": 0, "stopping": 1, "draining": 2}
+
+_HINTS = (
+    ("select", "↑↓ select"),
+    ("open", "⏎ open"),
+    ("pane", "1-5 pane"),
+    ("/", "/ filter"),
+    ("a", "a answer"),
+    ("x", "x cancel"),
+    ("p", "p freeze"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """Why there is no newer snapshot. ``slow``: reads time out; else the database cannot be reached."""
+
+    since: datetime
+    error: str
+    next_try_at: datetime | None = None
+    slow: bool = False
+
+
+def task_name(task: RunningTask | Failure | Question) -> str:
+    """Return what a task is called: its name, else its title, else its agent."""
+    return task.name or task.title or task.agent
+
+
+def away_line(away: Away, now: datetime, look: Look, taken_at: datetime | None) -> Line:
+    """Return the bright line above a picture that has grown old. *now* and ``away`` are on the local clock."""
+    word = "database slow" if away.slow else "database away"
+    text = f"{word} {short.age(short.since(away.since, now) or 0)}: {away.error}"
+    if away.next_try_at is not None:
+        text += f"; next try in {short.age((away.next_try_at - now).total_seconds())}"
+    if taken_at is not None:
+        text += f"; below is as of {short.clock(taken_at, now)}"
+    return Line(look).fill(text, look.width, "bold red")
+
+
+def render_away(
+    snapshot: Snapshot | None, away: Away, now: datetime, look: Look, *, refresh: float | None = None
+) -> list[Line]:
+    """Return the last picture, dimmed and with its ages frozen, under one line that says why."""
+    lines = [away_line(away, now, look, snapshot.taken_at if snapshot else None)]
+    if snapshot is not None and look.height > 1:
+        below = render(snapshot, snapshot.taken_at, replace(look, height=look.height - 1), refresh=refresh)
+        for line in below:
+            line.dimmed = True
+        lines += below
+    return lines
+
+
+def render(
+    snapshot: Snapshot, now: datetime, look: Look, *, refresh: float | None = None, selected: int | None = None
+) -> list[Line]:
+    """Return the frame for *look*: at most its rows, no line wider than its columns.
+
+    *refresh* is the time between two snapshots in seconds, None for a single picture. The line about the task *selected*
+    is marked.
+    """
+    if not snapshot.any_task:
+        lines = _empty(snapshot, now, look, refresh)
+    elif look.tiny or look.height < 15:
+        lines = _small(snapshot, now, look)
+    else:
+        lines = _panes(snapshot, now, look, refresh)
+    lines = [line.trimmed() for line in lines[: look.height]]
+    for line in lines:
+        line.marked = selected is not None and line.task_id == selected
+    return lines
+
+
+def _empty(snapshot: Snapshot, now: datetime, look: Look, refresh: float | None) -> list[Line]:
+    lines = [_header(snapshot, now, look, None), look.line("no task yet; start with one of")]
+    for command in ('orchestrator add coder --input "Fix the failing test"', "orchestrator run plan.yaml"):
+        if len(command) + 2 <= look.width:
+            lines.append(look.line(f"  {command}"))
+    if snapshot.alerts or snapshot.questions:
+        lines += _needs(snapshot, now, look, max(1, look.height - len(lines) - 1))
+    return lines
+
+
+def _small(snapshot: Snapshot, now: datetime, look: Look) -> list[Line]:
+    """Return the frame of a small screen: one header line, what needs a person (at most half), what runs."""
+    needs = _needs(snapshot, now, look, max(1, (look.height - 1) // 2)) if _needy(snapshot) else []
+    lines = [_tiny_header(snapshot, now, look), *needs]
+    return lines + _running_rows(snapshot, now, look, look.height - len(lines))[1]
+
+
+def _panes(snapshot: Snapshot, now: datetime, look: Look, refresh: float | None) -> list[Line]:
+    """Return the frame with all its panes; rows that a pane does not need go to the running tasks."""
+    header = _headers(snapshot, now, look, refresh)
+    hint = _hint(look)
+    rest = look.height - len(header) - (1 if hint else 0)
+    needs = _needs(snapshot, now, look, max(3, rest // 4)) if _needy(snapshot) else []
+    agents_most = min(8 if look.wide else 4, max(len(snapshot.agents), len(snapshot.workers) if look.wide else 0))
+    failures_most = min(5 if look.height >= 30 else 2, len(snapshot.failures))
+    top = [_needs_rule(snapshot, look), *needs] if needs else [_all_well(look)]
+    room = rest - len(top)
+
+    def left() -> int:
+        return room - (agents_most + 1 if agents_most else 0) - (failures_most + 1 if failures_most else 0)
+
+    least = 1 + min(3, max(1, len(snapshot.running)))
+    while left() < least and agents_most > 2:
+        agents_most -= 1
+    if left() < least:
+        failures_most = 0
+    if left() < least:
+        agents_most = 0
+    places, running = _running_rows(snapshot, now, look, left() - 1)
+    title = f"running {short.counted(snapshot.running_count)}"
+    lines = [*header, *top, rule(look, title, places=places), *running]
+    if agents_most:
+        lines += _agents_and_workers(snapshot, now, look, agents_most)
+    if failures_most:
+        lines += _failures(snapshot, now, look, failures_most)
+    if hint:
+        lines.append(hint)
+    return lines
+
+
+def _hint(look: Look) -> Line | None:
+    """Return the line of keys, dropped from its end where it is too long, never ``?`` and quit."""
+    if not look.keys:
+        return None
+    always = "  ".join(text for key, text in (("?", "? keys"), ("q", "q quit")) if key in look.keys)
+    names = [text for key, text in _HINTS if key in look.keys]
+    if look.ascii:
+        names = [text.replace("↑↓", "up/down").replace("⏎", "Enter") for text in names]
+    while names and 1 + sum(len(name) + 2 for name in names) + len(always) > look.width:
+        names.pop()
+    return look.line((" " + "  ".join([*names, always]), "dim"))
+
+
+# The header
+
+
+def _where(snapshot: Snapshot, *, port: bool) -> str:
+    server = snapshot.server
+    host = f"{server.host}:{server.port}" if port and server.port else server.host
+    return f"{host}/{server.database}"
+
+
+def _workers_text(workers: Sequence[WorkerRow]) -> str:
+    if not workers:
+        return "no live worker"
+    text = plural(len(workers), "worker")
+    for state in ("silent", "draining"):
+        n = sum(1 for worker in workers if worker.state == state)
+        if n:
+            text += f", {n} {state}"
+            break
+    return text
+
+
+def _header(snapshot: Snapshot, now: datetime, look: Look, refresh: float | None) -> Line:
+    server = snapshot.server
+    line = Line(look).add(_where(snapshot, port=look.wide), "bold")
+    if look.wide:
+        versions = [f"PostgreSQL {server.version}" if server.version else "", f"orchestrator {server.orchestrator}"]
+        known = ", ".join(versions if server.orchestrator else versions[:1])
+        if known:
+            line.add(f"  {known}")
+    style = "red" if not snapshot.workers else ""
+    line.add("   ").add(_workers_text(snapshot.workers), style)
+    if not snapshot.any_task:
+        return line
+    clock = short.clock(now)
+    paces = [clock]
+    if refresh is not None:
+        pace = f"refresh {refresh:.3g}s"
+        read = snapshot.read_seconds
+        if read is not None and (look.wide or read > 0.1):
+            paces.insert(0, f"{pace}, {read * 1000:.0f} ms  {clock}")
+        paces.insert(0 if len(paces) == 1 else 1, f"{pace}  {clock}")
+    for right in paces:
+        if line.width + 2 + len(right) <= look.width:
+            return line.right(right)
+    return line
+
+
+def _headers(snapshot: Snapshot, now: datetime, look: Look, refresh: float | None) -> list[Line]:
+    lines = [_header(snapshot, now, look, refresh)]
+    hour = snapshot.minutes[-60:]
+    done, failed = sum(minute.done for minute in hour), sum(minute.failed for minute in hour)
+    usd = short.money(sum(minute.usd for minute in hour), partial=any(minute.unknown_cost for minute in hour))
+    last = hour[-5:]
+    rate = sum(minute.done + minute.failed for minute in last) / len(last) if last else 0.0
+    if not look.wide:
+        right = [f"{rate:.0f}/min", f"{usd}/h"] if hour else []
+        lines.append(_counts(snapshot, look, ["  ".join(right), right[0] if right else ""]))
+        return lines
+    oldest = min((agent.oldest_ready_at for agent in snapshot.agents if agent.oldest_ready_at), default=None)
+    waits = f"oldest ready {short.age(short.since(oldest, now) or 0)}" if oldest else ""
+    lines.append(_counts(snapshot, look, [waits]))
+    line = Line(look)
+    if hour:
+        line.add(spark(look, [minute.done + minute.failed for minute in hour[-20:]]), "dim").add(f" {rate:.1f}/min")
+        line.add(f"{look.separator}1h: {done:,} done, {failed:,} failed{look.separator}{usd}/h")
+    hold = hold_text(snapshot)
+    if hold and line.width + len(hold) + 2 <= look.width:
+        line.right(hold)
+    lines.append(line)
+    return lines
+
+
+def hold_text(snapshot: Snapshot) -> str:
+    """Return how long claims held their locks, empty when nobody claimed."""
+    hold = snapshot.lock_hold
+    if hold.mean is None:
+        return ""
+    parts = [f"{hold.mean:.1f} ms mean"]
+    parts += [f"{value:.1f} {name}" for value, name in ((hold.p50, "p50"), (hold.p99, "p99")) if value is not None]
+    return f"lock hold {', '.join(parts)}"
+
+
+def _counts(snapshot: Snapshot, look: Look, rights: Sequence[str]) -> Line:
+    """Return the counts by kind, and at the end the first of *rights* that fits beside the four main ones."""
+    slots = sum(worker.slots for worker in snapshot.workers)
+    running = short.counted(snapshot.running_count) + (f"/{slots:,}" if slots else "")
+    main: list[tuple[str, str, Count]] = [
+        ("ready", "ready", snapshot.ready),
+        ("retrying", "retrying", snapshot.retrying),
+        ("blocked", "blocked", snapshot.blocked),
+    ]
+    more = [("not_due", "not due", snapshot.not_due), ("held", "held", snapshot.held)]
+    if look.width < 80:
+        line = Line(look).symbol("running").add(running)
+        for symbol, _, count in main + more:
+            text = f" {look.symbol(symbol)}{short.counted(count)}"
+            if count.n and line.width + cells(text) <= look.width:
+                line.add(" ").symbol(symbol).add(short.counted(count))
+    else:
+        line = Line(look).add(f"{running} running")
+        for _, word, count in main:
+            if count.n or word == "ready":
+                line.add(f"{look.separator}{short.counted(count)} {word}")
+        reserve = len(rights[0]) + 2 if rights and rights[0] else 0
+        for _, word, count in more:
+            text = f"{look.separator}{short.counted(count)} {word}"
+            if count.n and line.width + cells(text) + reserve <= look.width:
+                line.add(text)
+    for right in rights:
+        if right and line.width + 2 + cells(right) <= look.width:
+            return line.right(right)
+    return line
+
+
+def _tiny_header(snapshot: Snapshot, now: datetime, look: Look) -> Line:
+    clock = short.clock(now)
+    figures: list[tuple[str, str]] = [("running", short.counted(snapshot.running_count))]
+    if snapshot.ready.n:
+        figures.append(("ready", short.counted(snapshot.ready)))
+    alerts, questions = _totals(snapshot)
+    if alerts:
+        figures.append(("alert", f"{alerts:,}"))
+    if questions:
+        figures.append(("waiting", f"{questions:,}"))
+
+    def width(items: list[tuple[str, str]]) -> int:
+        return sum(2 + len(text) for _, text in items)
+
+    dropped = ["ready", "running"]
+    while dropped and width(figures) + 6 > look.width:
+        drop = dropped.pop(0)
+        figures = [figure for figure in figures if figure[0] != drop]
+    line = Line(look).fill(snapshot.server.database, max(4, look.width - width(figures)), "bold")
+    for what, text in figures:
+        line.add(" ").symbol(what).add(text)
+    if line.width + 2 + len(clock) <= look.width:
+        line.right(clock)
+    return line
+
+
+# What needs a person
+
+
+def _needy(snapshot: Snapshot) -> bool:
+    return bool(snapshot.alerts or snapshot.questions)
+
+
+def _totals(snapshot: Snapshot) -> tuple[int, int]:
+    alerts = snapshot.alert_count if snapshot.alert_count is not None else len(snapshot.alerts)
+    questions = snapshot.question_count if snapshot.question_count is not None else len(snapshot.questions)
+    return max(alerts, len(snapshot.alerts)), max(questions, len(snapshot.questions))
+
+
+def _all_well(look: Look) -> Line:
+    return Line(look).symbol("done").add(" nothing needs you")
+
+
+def _needs_rule(snapshot: Snapshot, look: Look) -> Line:
+    alerts, questions = _totals(snapshot)
+    parts = [plural(n, word) for n, word in ((alerts, "alert"), (questions, "question")) if n]
+    return rule(look, "needs you", look.separator.join(parts))
+
+
+def alert_rank(alert: Alert) -> tuple[int, float]:
+    """Return the place of an alert: by what kind it is, then the older first."""
+    place = ALERT_ORDER.index(alert.kind) if alert.kind in ALERT_ORDER else len(ALERT_ORDER)
+    return place, alert.since.timestamp() if alert.since else float("inf")
+
+
+def _question_rank(question: Question) -> tuple[float, float]:
+    far = float("inf")
+    return (
+        question.deadline.timestamp() if question.deadline else far,
+        question.asked_at.timestamp() if question.asked_at else far,
+    )
+
+
+def _needs(snapshot: Snapshot, now: datetime, look: Look, most: int) -> list[Line]:
+    """Return the alerts, then the questions; what does not fit is counted, and one of three rows is a question."""
+    alerts = sorted(snapshot.alerts, key=alert_rank)
+    questions = sorted(snapshot.questions, key=_question_rank)
+    alert_total, question_total = _totals(snapshot)
+    total = alert_total + question_total
+    rows = most if total <= most else max(0, most - 1)
+    shown_questions = min(len(questions), max(0, rows - len(alerts)))
+    if questions and not shown_questions and most >= 3:
+        shown_questions = 1
+    shown_alerts = min(len(alerts), rows - shown_questions)
+    items: list[Alert | Question] = [*alerts[:shown_alerts], *questions[:shown_questions]]
+    lines = _need_rows(items, now, look)
+    left_alerts, left_questions = alert_total - shown_alerts, question_total - shown_questions
+    if left_alerts or left_questions:
+        parts = [plural(n, word) for n, word in ((left_alerts, "alert"), (left_questions, "question")) if n]
+        line = look.line(f"{look.ellipsis} {left_alerts + left_questions:,} more: {', '.join(parts)}")
+        if "pane" in look.keys and not look.tiny:
+            line.right("1 all", "dim")
+        lines.append(line)
+    return lines
+
+
+def _need_rows(items: Sequence[Alert | Question], now: datetime, look: Look) -> list[Line]:
+    subjects = [_subject(item, look) for item in items]
+    width = 0 if look.tiny else widest(subjects, 8, 36 if look.wide else 24)
+    commands = [_command(item) for item in items] if look.wide else []
+    column = widest((command for command in commands if len(command) <= look.width // 3), 0)
+    lines = []
+    for at, item in enumerate(items):
+        asks = isinstance(item, Question)
+        style = "yellow" if isinstance(item, Alert) and item.heals else None
+        line = Line(look).symbol("waiting" if asks else "alert", style).add(" ")
+        text = _question_text(item, now) if isinstance(item, Question) else item.what
+        line.about(item.task_id)
+        if look.tiny:
+            line.fill(subjects[at], max(4, look.width // 2)).add(" ")
+            lines.append(line.fill(text, look.width - line.width))
+            continue
+        line.fill(subjects[at], width).to(2 + width + 2)
+        begun = item.asked_at if isinstance(item, Question) else item.since
+        age = short.coarse(short.since(begun, now) or 0) if begun else ""
+        end = look.width - (column + 3 if column else 0)
+        line.fill(text, end - line.width - 7).right(age, end=end)
+        if column and len(commands[at]) <= column:
+            line.right(commands[at])
+        lines.append(line)
+    return lines
+
+
+def _subject(item: Alert | Question, look: Look) -> str:
+    if isinstance(item, Question):
+        return str(item.task_id) if look.tiny else f"{item.task_id} {task_name(item)}"
+    if item.task_id is not None:
+        return str(item.task_id) if look.tiny else f"{item.task_id} {item.name}"
+    return item.name if look.tiny else f"{item.subject} {item.name}"
+
+
+def _question_text(question: Question, now: datetime) -> str:
+    text = question.text
+    choices = question.choices or (("approve", "deny") if question.kind == "approval" else ())
+    if choices:
+        text += f"  {' / '.join(choices)}"
+    if question.deadline is not None:
+        text += f"  by {short.until(question.deadline, now)}"
+    return text
+
+
+def _command(item: Alert | Question) -> str:
+    return answer_command(item) if isinstance(item, Question) else (item.command or "")
+
+
+# What runs
+
+
+def running_rank(task: RunningTask, now: datetime) -> tuple[int, float, int]:
+    """Return the place of a running task: what needs a person first, then the oldest."""
+    started = task.started_at.timestamp()
+    used = _share(task, now)
+    if task.will_not_stop:
+        return 0, started, task.id
+    if used and used[0] >= 1:
+        return 1, started, task.id
+    if used and used[0] >= 0.8:
+        return 2, -used[0], task.id
+    if _stopping(task):
+        return 4, started, task.id
+    quiet = _quiet(task, now)
+    if quiet >= QUIET:
+        return 3, -quiet, task.id
+    return 5, started, task.id
+
+
+def _share(task: RunningTask, now: datetime) -> tuple[float, str] | None:
+    return short.nearest(task.budget, short.since(task.started_at, now), task.spend)
+
+
+def _stopping(task: RunningTask) -> bool:
+    return task.cancel_requested_at is not None or task.stopping is not None
+
+
+def _quiet(task: RunningTask, now: datetime) -> float:
+    return (now - (task.last_output_at or task.started_at)).total_seconds()
+
+
+def _running_rows(snapshot: Snapshot, now: datetime, look: Look, room: int) -> tuple[dict[str, Place], list[Line]]:
+    """Return the columns and at most *room* rows of running tasks."""
+    tasks = sorted(snapshot.running, key=lambda task: running_rank(task, now))[: max(0, room)]
+    names = widest((task_name(task) for task in tasks), 4)
+    ids = widest((str(task.id) for task in tasks), 1 if look.tiny else 6)
+    if look.tiny:
+        columns = [
+            Column("symbol", 1, 0),
+            Column("id", ids, 1),
+            Column("task", 4, 2, rest=1, most=names),
+            Column("age", 6, 3, right=True),
+            Column("share", 5, 4),
+        ]
+    else:
+        wide = look.wide
+        columns = [
+            Column("symbol", 1, 0),
+            Column("id", ids, 1),
+            Column("task", 18 if wide else 16, 2, rest=1, most=max(16, names)),
+            Column("agent", widest((task.agent for task in tasks), 7, 14), 5, caption="agent"),
+            Column("worker", widest((task.worker for task in tasks), 7, 16), 9, caption="worker"),
+            Column("age", 6, 3, right=True, caption="age"),
+            Column("bar", 8 if wide else 5, 6, caption="budget" if wide else ""),
+            Column("share", 5, 4, caption="" if wide else "bdgt"),
+            Column("cost", 7, 7, right=True, caption="cost"),
+            Column("quiet", 6, 10, right=True, caption="quiet"),
+            Column("output", 16, 8, rest=2, caption="last output"),
+        ]
+    places = join(columns, look.width)
+    return places, [row(look, places, _running_values(task, now, look, places)).about(task.id) for task in tasks]
+
+
+def _running_values(
+    task: RunningTask, now: datetime, look: Look, places: dict[str, Place]
+) -> dict[str, tuple[str, str]]:
+    used = _share(task, now)
+    symbol, colour = "running", "yellow" if used and used[0] >= 0.8 else "cyan"
+    output, style = task.last_output or "", ""
+    if _stopping(task):
+        symbol, colour = "stopping", "yellow"
+        output = task.stopping or "being stopped"
+    if used and used[0] >= 1:
+        symbol, colour = "alert", "red"
+    if task.will_not_stop:
+        symbol, colour, style = "alert", "red", "red"
+        output = f"will not stop: {task.will_not_stop}"
+    spend = task.spend
+    cost = short.money(spend.usd, partial=spend.usd_partial) if spend.usd is not None else ""
+    if not cost and cost_unknown(spend):
+        cost = short.UNKNOWN
+    quiet = _quiet(task, now)
+    values = {
+        "symbol": (look.symbol(symbol), colour),
+        "id": (str(task.id), ""),
+        "task": (task_name(task), ""),
+        "agent": (task.agent, ""),
+        "worker": (task.worker, ""),
+        "age": (short.age(short.since(task.started_at, now) or 0), ""),
+        "cost": (cost, ""),
+        "quiet": (short.age(quiet) if quiet >= QUIET and not task.will_not_stop else "", "yellow"),
+        "output": (output, style),
+    }
+    if used:
+        if "bar" in places:
+            values["bar"] = (bar(look, used[0], places["bar"].width), colour)
+        values["share"] = (f"{short.percent(*used):>4}", colour if used[0] >= 0.8 else "")
+    return values
+
+
+# Agents, workers, failures
+
+
+def agent_state(agent: AgentRow, now: datetime) -> str:
+    """Return what is wrong with an agent, empty if nothing is."""
+    end = f" to {short.until(agent.state_until, now)}" if agent.state_until else ""
+    if agent.state == "no_worker":
+        return "no live worker"
+    if agent.state == "login":
+        return "needs a login"
+    if agent.state == "breaker":
+        return f"breaker{end or ' open'}"
+    return f"{agent.state}{end}" if agent.state else ""
+
+
+def agent_rank(agent: AgentRow) -> tuple[int, float, str]:
+    """Return the place of an agent: wrong ones first, then the longest wait."""
+    oldest = agent.oldest_ready_at.timestamp() if agent.oldest_ready_at else float("inf")
+    return _STATE_ORDER.get(agent.state, 9 if not agent.state else 8), oldest, agent.name
+
+
+def _agents_and_workers(snapshot: Snapshot, now: datetime, look: Look, most: int) -> list[Line]:
+    if not look.wide or not snapshot.workers:
+        return _agents(snapshot, now, look, most)
+    names = widest((worker.name for worker in snapshot.workers), 6, 16)
+    right_width = 36 + names
+    left_look = replace(look, width=look.width - right_width - 2)
+    left = _agents(snapshot, now, left_look, most)
+    right = _workers(snapshot, now, replace(look, width=right_width), most, names)
+    lines = []
+    for at in range(max(len(left), len(right))):
+        line = Line(look)
+        for text, style in left[at].parts if at < len(left) else []:
+            line.add(text, style)
+        if at < len(right):
+            line.to(left_look.width + 2)
+            for text, style in right[at].parts:
+                line.add(text, style)
+        lines.append(line)
+    return lines
+
+
+def _more(look: Look, left: int, wrong: int) -> Line:
+    text = f"{wrong:,} of them not well" if wrong else "nothing wrong with them"
+    return Line(look).fill(f"{look.ellipsis} {left:,} more, {text}", look.width, "" if wrong else "dim")
+
+
+def _agents(snapshot: Snapshot, now: datetime, look: Look, most: int) -> list[Line]:
+    agents = sorted(snapshot.agents, key=agent_rank)
+    shown = agents if len(agents) <= most else agents[: most - 1]
+    columns = [
+        Column("agent", widest((agent.name for agent in shown), 4, 24), 0),
+        Column("state", 16, 1, gap=3, rest=1),
+        Column("running", 7, 4, right=True, caption="running"),
+        Column("ready", 7, 2, right=True, caption="ready"),
+        Column("oldest", 6, 3, right=True, caption="oldest"),
+        Column("done", 6, 5, right=True, caption="done/h"),
+        Column("fail", 4, 6, right=True, caption="fail"),
+        Column("clears", 6, 7, right=True, caption="clears"),
+    ]
+    places = join(columns, look.width)
+    lines = [rule(look, f"agents {len(agents):,}", places=places)]
+    for agent in shown:
+        running = f"{agent.running:,}" + (f"/{agent.limit:,}" if agent.limit is not None else "")
+        fail = ""
+        if agent.attempts_hour and agent.failed_hour is not None:
+            fail = short.percent(agent.failed_hour / agent.attempts_hour)
+        oldest = short.since(agent.oldest_ready_at, now)
+        values = {
+            "agent": (agent.name, ""),
+            "state": (agent_state(agent, now), "red" if agent.state in ("no_worker", "login") else "yellow"),
+            "running": (running, ""),
+            "ready": (short.counted(agent.ready), ""),
+            "oldest": ("" if oldest is None else short.age(oldest), ""),
+            "done": ("" if agent.done_hour is None else f"{agent.done_hour:,}", ""),
+            "fail": (fail, ""),
+            "clears": (short.clears(agent.ready, agent.done_hour), ""),
+        }
+        lines.append(row(look, places, values))
+    if len(shown) < len(agents):
+        rest = agents[len(shown) :]
+        lines.append(_more(look, len(rest), sum(1 for agent in rest if agent.state)))
+    return lines
+
+
+def _workers(snapshot: Snapshot, now: datetime, look: Look, most: int, names: int) -> list[Line]:
+    workers = sorted(snapshot.workers, key=lambda worker: (_WORKER_ORDER.get(worker.state, 9), worker.name))
+    shown = workers if len(workers) <= most else workers[: most - 1]
+    columns = [
+        Column("worker", names, 0),
+        Column("state", 12, 1, gap=3, rest=1),
+        Column("slots", 6, 2, right=True, caption="slots"),
+        Column("beat", 5, 3, right=True, caption="beat"),
+        Column("up", 6, 4, right=True, caption="up"),
+    ]
+    places = join(columns, look.width)
+    lines = [rule(look, f"workers {len(workers):,}", places=places, width=look.width)]
+    for worker in shown:
+        beat, up = short.since(worker.renewed_at, now), short.since(worker.started_at, now)
+        state = f"stopping {worker.stopping}" if worker.state == "stopping" and worker.stopping else worker.state
+        values = {
+            "worker": (worker.name, ""),
+            "state": (state, "red" if state == "silent" else "yellow"),
+            "slots": (f"{worker.running}/{worker.slots}", ""),
+            "beat": ("" if beat is None else short.age(beat), ""),
+            "up": ("" if up is None else short.age(up), ""),
+        }
+        lines.append(row(look, places, values))
+    if len(shown) < len(workers):
+        rest = workers[len(shown) :]
+        lines.append(_more(look, len(rest), sum(1 for worker in rest if worker.state)))
+    return lines
+
+
+def _failures(snapshot: Snapshot, now: datetime, look: Look, most: int) -> list[Line]:
+    hour = snapshot.minutes[-60:]
+    failed = sum(minute.failed for minute in hour)
+    ended = failed + sum(minute.done for minute in hour)
+    lines = [rule(look, "latest failures", f"{failed:,} of {ended:,} in 1h" if hour else "")]
+    shown = snapshot.failures[:most]
+    ids = widest((str(failure.task_id) for failure in shown), 1)
+    names = 18 if look.wide else widest((task_name(failure) for failure in shown), 4, 20)
+    agents = widest((failure.agent for failure in shown), 7, 14)
+    classes = widest((failure.error_class or "" for failure in shown), 11)
+    for failure in shown:
+        line = Line(look).add(f"{short.clock(failure.at, now)} ").symbol("failed").add(f" {failure.task_id:>{ids}} ")
+        start = line.width
+        line.fill(task_name(failure), names)
+        text = short.detail(failure.cause, failure.message)
+        most_attempts = short.of(failure.attempt, failure.max_retries, failure.retry_count)
+        if failure.attempt > 1:
+            text += f" ({short.attempt(failure.attempt, most_attempts)})"
+        if look.wide:
+            line.to(start + names + 1).fill(failure.agent, agents).to(start + names + 1 + agents + 2)
+            begin = line.width
+            line.add(failure.error_class or "").to(begin + classes + 1)
+        else:
+            line.to(start + names + 2)
+            text = f"{failure.error_class}: {text}" if failure.error_class else text
+        lines.append(line.fill(text, look.width - line.width).about(failure.task_id))
+    return lines
