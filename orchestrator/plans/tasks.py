@@ -230,7 +230,7 @@ class Tasks:
             fields.fault("at", f"expected a time such as 2026-12-01T09:00:00+01:00, found {shown(text)}")
             return None
         if at.tzinfo is None:
-            fields.fault("at", f"{text} has no offset; write {text}Z for UTC, or {text}+01:00")
+            fields.fault("at", f"{text} has no offset; expected a time such as 2026-12-01T09:00:00+01:00, or …Z")
             return None
         return at
 
