@@ -28,6 +28,7 @@ from sqlalchemy import (
     event,
     func,
     literal,
+    literal_column,
     select,
     text,
     update,
@@ -166,7 +167,9 @@ def insert_tasks(
             _row(ids[p], tasks[p], statuses[ids[p]], closed.get(ids[p]), plan, orders[p] if orders else None)
             for p in part
         ]
-        arrays = {f"new_{name}": list(values) for (name, _), values in zip(_COLUMNS, zip(*rows, strict=True), strict=True)}
+        arrays = {
+            f"new_{name}": list(values) for (name, _), values in zip(_COLUMNS, zip(*rows, strict=True), strict=True)
+        }
         written.update(session.execute(_INSERT, arrays).scalars())
     _link(session, [(ids[place], parent) for place, each in parents.items() for parent in each], written)
     for place in fresh:
@@ -212,9 +215,7 @@ def _live_keys(session: CallerSession, keys: Sequence[str]) -> dict[str | None, 
         for key, id_, status in session.execute(
             select(Task.unique_key, Task.id, Task.status).where(
                 Task.unique_key == any_(literal(list(keys[start : start + CHUNK]), ARRAY(Text))),
-                Task.status.in_(
-                    [literal(status.value, literal_execute=True) for status in TaskStatus if status in LIVE]
-                ),
+                Task.status.in_([literal_column(f"'{status}'") for status in TaskStatus if status in LIVE]),
             )
         ):
             found[key] = (id_, TaskStatus(status))
@@ -307,7 +308,7 @@ def _build_insert() -> Any:
         values[name] = cast(new.c[name], JSONB)
     values["available_at"] = func.coalesce(new.c.available_at, now)
     values["due"] = func.coalesce(new.c.available_at <= now, True)
-    ended = new.c.status.in_([literal(status.value, literal_execute=True) for status in TaskStatus if status in ENDED])
+    ended = new.c.status.in_([literal_column(f"'{status}'") for status in TaskStatus if status in ENDED])
     values["finished_at"] = case((ended, now))
     return (
         insert(table(Task))

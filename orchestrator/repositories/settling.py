@@ -25,6 +25,7 @@ from sqlalchemy import (
     exists,
     func,
     literal,
+    literal_column,
     null,
     select,
     update,
@@ -68,8 +69,8 @@ def _build_apply() -> Any:
         .render_derived(name="new")
     )
     now = func.clock_timestamp()
-    ended = new.c.status.in_([literal(word, literal_execute=True) for word in ("done", "failed", "cancelled")])
-    pending = new.c.status == literal("pending", literal_execute=True)
+    ended = new.c.status.in_([literal_column(f"'{word}'") for word in ("done", "failed", "cancelled")])
+    pending = new.c.status == literal_column("'pending'")
     week = func.make_interval(0, 0, 0, 7)
     available = case(
         (~pending, Task.available_at),
@@ -82,7 +83,7 @@ def _build_apply() -> Any:
             Task.id == new.c.id,
             Task.attempt == new.c.attempt,
             Task.claimed_by == new.c.claimed_by,
-            Task.status == literal("running", literal_execute=True),
+            Task.status == literal_column("'running'"),
         )
         .values(
             status=new.c.status,
@@ -90,9 +91,7 @@ def _build_apply() -> Any:
             finished_at=case((ended, Task.started_at + func.make_interval(0, 0, 0, 0, 0, 0, new.c.elapsed))),
             available_at=available,
             due=case((pending, (new.c.delay <= 0) & new.c.at.is_(None)), else_=True),
-            cancel_requested_at=case(
-                (new.c.status == literal("cancelled", literal_execute=True), Task.cancel_requested_at)
-            ),
+            cancel_requested_at=case((new.c.status == literal_column("'cancelled'"), Task.cancel_requested_at)),
             retry_count=new.c.retry_count,
             lost_count=new.c.lost_count,
             limited_count=new.c.limited_count,

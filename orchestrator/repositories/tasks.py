@@ -30,6 +30,7 @@ from sqlalchemy import (
     exists,
     func,
     literal,
+    literal_column,
     null,
     select,
     true,
@@ -299,7 +300,7 @@ def _build_claim(many: bool, of_plan: bool, suspects: bool) -> Select[Any] | Upd
         .prefix_with("MATERIALIZED")
     )
     # Equal to the predicates of the partial indexes, literally: a bound parameter would hide them from the planner.
-    pending, zero = literal("pending", literal_execute=True), literal(0, literal_execute=True)
+    pending, zero = literal_column("'pending'", Text), literal_column("0", Integer)
     ready = [Task.status == pending, Task.due, Task.held_at.is_(None)]
     suspicion = Task.lost_count > zero if suspects else Task.lost_count == zero
     # After the statement's snapshot was taken, and once a row: no visible row can have a later default than this.
@@ -380,11 +381,11 @@ def _build_claim(many: bool, of_plan: bool, suspects: bool) -> Select[Any] | Upd
             retry=func.coalesce(
                 Task.retry,
                 func.jsonb_build_object(
-                    literal("initial", literal_execute=True),
+                    literal_column("'initial'"),
                     open_agents.c.retry_initial,
-                    literal("factor", literal_execute=True),
+                    literal_column("'factor'"),
                     open_agents.c.retry_factor,
-                    literal("max", literal_execute=True),
+                    literal_column("'max'"),
                     open_agents.c.retry_max,
                 ),
             ),
@@ -495,7 +496,7 @@ def _running(*conditions: Any) -> Select[Any]:
         select(*_CLAIM_COLUMNS, WorkerRow.name.label("worker"), WorkerRow.host, WorkerRow.held, func.clock_timestamp())
         .select_from(Task)
         .outerjoin(WorkerRow, WorkerRow.id == Task.claimed_by)
-        .where(Task.status == literal("running", literal_execute=True), *conditions)
+        .where(Task.status == literal_column("'running'"), *conditions)
         .order_by(Task.id)
         .with_for_update(skip_locked=True, key_share=True, of=Task)
     )
