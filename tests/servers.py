@@ -29,8 +29,8 @@ from pytest_postgresql.janitor import DatabaseJanitor
 from orchestrator.database.embedded import NAME, EmbeddedServer
 from orchestrator.database.engine import connection_parameters
 
-FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "shared_buffers": "32MB"}
-"""Settings of servers that only tests use."""
+FAST = {"fsync": "off", "full_page_writes": "off", "shared_buffers": "32MB"}
+"""Settings of servers that only tests use. A commit is still on its way to the disk when it is answered: tests kill."""
 
 
 def database_of(url: str, name: str) -> str:
@@ -208,6 +208,11 @@ class TcpProxy:
         user, name = quote(str(self._parameters["user"])), quote(str(self._parameters["dbname"]))
         return f"postgresql://{user}@127.0.0.1:{self.port}/{name}"
 
+    accepted = 0
+    """How many connections were made since the beginning."""
+    refused = 0
+    """How many were refused."""
+
     @property
     def connections(self) -> int:
         """How many clients are connected."""
@@ -261,6 +266,7 @@ class TcpProxy:
     def _accept(self) -> None:
         client, _ = self._listener.accept()
         if self._refusing:
+            self.refused += 1
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.close()
             return
@@ -276,6 +282,7 @@ class TcpProxy:
             self._peers[one] = other
             self._selector.register(one, selectors.EVENT_READ)
         self._from_server.add(server)
+        self.accepted += 1
 
     def _forward(self, one: socket.socket) -> None:
         try:

@@ -6,6 +6,7 @@ NOTIFY inside a writing transaction holds a lock of the whole database until tha
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import random
@@ -155,7 +156,8 @@ class Listener:
         try:
             while not self._stopping.is_set():
                 try:
-                    with psycopg.connect(**self._parameters, autocommit=True) as connection:
+                    # Not as a context manager: that would commit, and wait for the answer to a question under way.
+                    with contextlib.closing(psycopg.connect(**self._parameters, autocommit=True)) as connection:
                         self._listen(connection)
                 except (psycopg.Error, OSError) as error:
                     if self._stopping.is_set():
@@ -187,7 +189,6 @@ class Listener:
             while not self._stopping.is_set():
                 remaining = since + (self._answer if asked else self._ping) - time.monotonic()
                 if remaining <= 0 and asked:
-                    wire.finish()  # leaving the block would say goodbye on the dead connection first
                     raise psycopg.OperationalError(f"the server has not answered for {self._answer:.0f} s")
                 if remaining <= 0:
                     wire.send_query(b"SELECT 1")

@@ -7,6 +7,7 @@ again after a commit whose answer was lost; what an agent did is never repeated 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -132,6 +133,11 @@ def transient(
         stops = stops | stop_when_event_set(stop)
 
     pausing = stop or threading.Event()
+    tried_at = time.monotonic()
+
+    def before(_state: RetryCallState) -> None:
+        nonlocal tried_at
+        tried_at = time.monotonic()
 
     def pause(seconds: float) -> None:
         pausing.wait(seconds)
@@ -147,7 +153,7 @@ def transient(
         if fault == "conflict":
             log.debug("the database refused a unit of work (%s); try %d", reason(error), state.attempt_number)
         elif fault is not None:
-            _episode.begin(reason(error))
+            _episode.begin(reason(error), tried_at)
 
     def give_up(state: RetryCallState) -> T:
         error = _failure(state)
@@ -160,6 +166,7 @@ def transient(
         stop=stops,
         wait=_wait,
         sleep=pause,
+        before=before,
         before_sleep=before_sleep,
         after=after,
         retry_error_callback=give_up,
@@ -187,10 +194,12 @@ class _Episode:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._since: float | None = None
+        self._ended_at = -math.inf
 
-    def begin(self, why: str) -> None:
+    def begin(self, why: str, tried_at: float) -> None:
         with self._lock:
-            if self._since is None:
+            # A try that began before another thread's success tells of the loss that is over.
+            if self._since is None and tried_at > self._ended_at:
                 self._since = time.monotonic()
                 log.warning("lost the database: %s; trying again", why)
 
@@ -201,6 +210,7 @@ class _Episode:
             if self._since is not None:
                 log.warning("the database is back after %.1f s", time.monotonic() - self._since)
                 self._since = None
+                self._ended_at = time.monotonic()
 
 
 _episode = _Episode()
