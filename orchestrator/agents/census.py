@@ -8,7 +8,7 @@ A process belongs to a tree when one of these holds, the first kinds being evide
 - it is the process that we started, or lives in the session or process group that this process leads;
 - its environment carries the mark of the tree (so a child that made a session of its own is found as well);
 - it was seen as a member before, by pid and start time;
-- it lives in a session or group that a member leads;
+- it shares a session or group with a member, or leads it: the root began its own, so these began inside the tree;
 - it descends from a member.
 
 Without such evidence nothing is ever signalled: not the worker, not another agent's tree, not a stranger whose number
@@ -209,10 +209,10 @@ def tree(
         members[process.pid] = process
         waiting += children.get(process.pid, ())
         for led in (process.sid, process.pgid):
-            # a session or group is the tree's own when its leader is a member, or was one and is gone
-            if led not in leaders and led > 2 and (led == process.pid or led not in processes or led in members):
+            # the root began a session of its own, so every session and group that a member is in began inside the tree
+            if led not in leaders and led not in spared:
                 leaders.add(led)
-                waiting += [each for each in processes.values() if led in (each.sid, each.pgid)]
+                waiting += [each for each in processes.values() if led in (each.sid, each.pgid, each.pid)]
     return sorted(members.values(), key=lambda process: process.start)
 
 

@@ -373,14 +373,14 @@ class ProcessTree:
             known = {*known, *census.holders(processes, pipes)}
         spare = (set(self._keep.trees) | {self._keep.guardian}) - {self.pid}
         found = census.tree(processes, mark=self.mark, roots=(self.pid,), known=known, spare=spare)
+        self._known.update((process.key, process) for process in found)
         if not found:
             self._keep.looked_at(processes)
         return found
 
     async def members(self) -> list[Process]:
         """Return the living members of the tree, the process itself included."""
-        found = await self._loop.run_in_executor(None, self._find, time.monotonic(), self._known.keys())
-        self._known.update((process.key, process) for process in found)
+        found = await self._loop.run_in_executor(None, self._find, time.monotonic(), set(self._known))
         return [process for process in found if process.alive]
 
     async def end(self, grace: float = 2.0, pipes: Collection[int] = ()) -> Ended:
@@ -392,13 +392,14 @@ class ProcessTree:
         """
         try:
             ended = await self._climb(grace, pipes)
+            if not ended.survivors:
+                await asyncio.wait([self._exited], timeout=1.0)
         except asyncio.CancelledError:
             self.kill()
             await asyncio.shield(self._climb(0.0))
             raise
-        if not ended.survivors:
-            await asyncio.wait([self._exited], timeout=1.0)
-        self._keep.adopt({process.pid for process in (*ended.ended, *self._known.values())} - {self.pid})
+        finally:
+            self._keep.adopt({process.pid for process in self._known.values()} - {self.pid})
         return ended
 
     async def _climb(self, grace: float, pipes: Collection[int] = ()) -> Ended:
@@ -409,7 +410,7 @@ class ProcessTree:
         def find(known: Collection[tuple[int, int]]) -> list[Process]:
             return self._find(asked, known, pipes)
 
-        steps = census.ladder(find, grace, begun=self._known.values())
+        steps = census.ladder(find, grace, begun=tuple(self._known.values()))
 
         def step() -> float | Ended:
             try:
