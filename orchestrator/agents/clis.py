@@ -29,19 +29,20 @@ class ClaudeMessages:
         content = message.get("content")
         blocks = content if isinstance(content, list) else [content]
         if event.get("type") == "user":
-            for block in map(mapping, blocks):
-                if block.get("type") == "tool_result":
-                    used = self._open.pop(str(block.get("tool_use_id")), None)
+            for answer in map(mapping, blocks):
+                if answer.get("type") == "tool_result":
+                    used = self._open.pop(str(answer.get("tool_use_id")), None)
                     if used is None and self._open:
                         used = self._open.pop(next(iter(self._open)))
-                    signals.tool(used or "tool", brief(flatten(block.get("content"))))
+                    signals.tool(used or "tool", brief(flatten(answer.get("content"))))
         elif event.get("type") == "assistant":
             for block in blocks:
-                if mapping(block).get("type") == "tool_use":
-                    name = str(block["name"]) if block.get("name") else "tool"
-                    self._open[str(block.get("id"))] = name
-                    signals.tool(name, brief(block.get("input")))
-                elif (isinstance(block, str) or mapping(block).get("type") == "text") and (text := flatten(block)):
+                use = mapping(block)
+                if use.get("type") == "tool_use":
+                    name = str(use.get("name") or "tool")
+                    self._open[str(use.get("id"))] = name
+                    signals.tool(name, brief(use.get("input")))
+                elif (isinstance(block, str) or use.get("type") == "text") and (text := flatten(block)):
                     signals.message(text)
             self._count(message, signals)
         return next(reversed(self._open.values()), None)

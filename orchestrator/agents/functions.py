@@ -6,11 +6,15 @@ cheap to import.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import json
 import math
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import date, datetime
+from pathlib import PurePath
 from typing import Any, ClassVar, Generic, Literal, NoReturn, ParamSpec, Protocol, TypeVar, overload
+from uuid import UUID
 
 from orchestrator.domain.outcome import Budget, RetryPolicy
 from orchestrator.domain.words import OnLimit, OutcomeClass
@@ -191,6 +195,46 @@ class Context:
         raise OrchestratorError(f"{what} is not supported yet (task {self.task_id})", task=self.task_id)
 
 
+# What a function may return --------------------------------------------------------------------------------------------
+
+
+def to_json(value: Any) -> Any:
+    """*value* as a JSON value: itself if it is one, dataclasses and models by their fields.
+
+    Raises Permanent for what JSON cannot hold: another attempt would return the same.
+    """
+    if value is None or type(value) in (str, int, bool, float):
+        return value
+    try:
+        json.dumps(value)
+        return value
+    except (TypeError, ValueError, RecursionError):
+        pass
+    try:
+        return json.loads(json.dumps(value, default=_fields))
+    except (TypeError, ValueError, RecursionError) as error:
+        kind = type(value)
+        raise Permanent(
+            f"the result, of type {kind.__module__}.{kind.__qualname__}, cannot be stored as JSON: {error}",
+            cause="result_not_json",
+        ) from None
+
+
+def _fields(value: Any) -> Any:
+    dump = getattr(value, "model_dump", None)
+    if callable(dump):
+        return dump(mode="json")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, UUID | PurePath):
+        return str(value)
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} is no JSON value")
+
+
 # The decorator ---------------------------------------------------------------------------------------------------------
 
 
@@ -245,8 +289,10 @@ class AgentFunction(Generic[P, R]):
 
 def is_async(function: Any) -> bool:
     """Whether calling *function* makes a coroutine."""
-    call = getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__ counts, too
-    return inspect.iscoroutinefunction(inspect.unwrap(function)) or inspect.iscoroutinefunction(call)
+    if inspect.iscoroutinefunction(function):
+        return True
+    call = vars(type(function)).get("__call__")
+    return not inspect.isroutine(function) and inspect.iscoroutinefunction(call)
 
 
 def where(function: Any) -> str:
