@@ -6,42 +6,31 @@ repeat after an unknown commit: it finds its own run and says so.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import (
     ARRAY,
     BigInteger,
-    Boolean,
-    Double,
     Engine,
-    Integer,
-    Text,
-    Uuid,
     any_,
     bindparam,
-    cast,
-    column,
-    func,
     literal,
     select,
     update,
 )
-from sqlalchemy.dialects.postgresql import JSON, JSONB, TIMESTAMP, insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
-from orchestrator.domain.entities import Run, Task, table
+from orchestrator.domain.entities import Run, Task
 from orchestrator.domain.outcome import Claim, Outcome
 from orchestrator.domain.settle import settle
 from orchestrator.domain.storable import storable_json, storable_text
 from orchestrator.domain.words import OutcomeClass, TaskStatus
 from orchestrator.errors import ClaimLost, InvalidInput, NotFound
-from orchestrator.repositories.settling import apply
+from orchestrator.repositories.settling import Ending, write
 
 log = logging.getLogger(__name__)
 
@@ -124,9 +113,10 @@ class RunRepository:
         ids = [ended.claim.task_id for ended in batch]
         with self._sessions.begin() as session:
             rows = {row.id: row for row in session.execute(_LOCK, {"ids": ids})}
-            moves, owned, late = [], [], []
+            endings: list[Ending] = []
+            late: list[Ended] = []
             recorded: dict[tuple[int, int], Recorded] = {}
-            families = []
+            families: list[int] = []
             for ended in batch:
                 claim, row = ended.claim, rows.get(ended.claim.task_id)
                 if (
@@ -143,16 +133,13 @@ class RunRepository:
                     cancel_requested=row.cancel_requested_at is not None,
                     give_up_after=self._give_up_after,
                 )
-                moves.append((claim, ended.outcome, settlement))
-                owned.append(ended)
+                endings.append(Ending(claim, ended.outcome, settlement, ended.worker, ended.host))
                 if row.is_parent:
                     families.append(claim.task_id)
                 recorded[claim.task_id, claim.attempt] = Recorded(
                     claim.task_id, claim.attempt, settlement.status, settlement.delay
                 )
-            if owned:
-                session.execute(_INSERT, _arrays(owned))
-            wake = apply(session, moves, families)
+            wake = write(session, endings, families)
             for ended in late:
                 recorded[ended.claim.task_id, ended.claim.attempt] = _keep_late(session, ended)
         return Batch([recorded[e.claim.task_id, e.claim.attempt] for e in batch], wake)
@@ -189,101 +176,6 @@ _LOCK = (
     .order_by(Task.id)
     .with_for_update(key_share=True, of=Task)
 )
-
-_TIME = TIMESTAMP(timezone=True)
-_COLUMNS: tuple[tuple[str, Any], ...] = (
-    ("task_id", BigInteger()),
-    ("attempt", Integer()),
-    ("status", Text()),
-    ("cause", Text()),
-    ("message", Text()),
-    ("exit_code", Integer()),
-    ("signal", Integer()),
-    ("worker", Text()),
-    ("worker_id", Uuid()),
-    ("host", Text()),
-    ("started_at", _TIME),
-    ("finished_at", _TIME),
-    ("result", Text()),
-    ("input_tokens", BigInteger()),
-    ("output_tokens", BigInteger()),
-    ("total_tokens", BigInteger()),
-    ("turns", Integer()),
-    ("model", Text()),
-    ("cost_usd", Double()),
-    ("cost_source", Text()),
-    ("counter", Text()),
-    ("usage_complete", Boolean()),
-    ("session", Text()),
-    ("transcript_bytes", BigInteger()),
-    ("transcript_dropped_bytes", BigInteger()),
-    ("transcript_replaced", Boolean()),
-    ("notes", Text()),
-)
-
-
-def _build_insert() -> Any:
-    """Runs by arrays: one statement of a constant text for any number of rows."""
-    new = (
-        func.unnest(*(bindparam(f"new_{name}", type_=ARRAY(kind)) for name, kind in _COLUMNS))
-        .table_valued(*(column(name, kind) for name, kind in _COLUMNS))
-        .render_derived(name="new")
-    )
-    casts: dict[str, Any] = {"result": JSON, "notes": JSONB}
-    values = [cast(new.c[name], casts[name]) if name in casts else new.c[name] for name, _ in _COLUMNS]
-    return (
-        insert(table(Run))
-        .from_select([name for name, _ in _COLUMNS], select(*values))
-        .on_conflict_do_nothing(index_elements=["task_id", "attempt"])
-    )
-
-
-_INSERT = _build_insert()
-
-
-def _arrays(owned: Sequence[Ended]) -> dict[str, list[Any]]:
-    rows = [_row(ended) for ended in owned]
-    return {f"new_{name}": list(values) for (name, _), values in zip(_COLUMNS, zip(*rows, strict=True), strict=True)}
-
-
-def _row(ended: Ended) -> tuple[Any, ...]:
-    claim, outcome, usage = ended.claim, ended.outcome, ended.outcome.usage
-    size = outcome.transcript
-    return (
-        claim.task_id,
-        claim.attempt,
-        outcome.status.value,
-        outcome.cause,
-        outcome.message,
-        outcome.exit_code,
-        outcome.signal,
-        ended.worker,
-        claim.claimed_by,
-        ended.host,
-        claim.started_at,
-        claim.started_at + timedelta(seconds=max(0.0, outcome.elapsed)),
-        None if outcome.result is None else json.dumps(outcome.result),
-        *(
-            (None,) * 9
-            if usage is None
-            else (
-                usage.input_tokens,
-                usage.output_tokens,
-                usage.total_tokens,
-                usage.turns,
-                usage.model,
-                usage.cost_usd,
-                usage.cost_source,
-                usage.counter,
-                usage.complete,
-            )
-        ),
-        outcome.session or claim.session,
-        size.bytes,
-        size.dropped_bytes,
-        size.replaced,
-        json.dumps(list(outcome.notes)) if outcome.notes else None,
-    )
 
 
 def _keep_late(session: Session, ended: Ended) -> Recorded:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -36,14 +35,13 @@ from sqlalchemy import (
     true,
     update,
 )
-from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session, aliased, sessionmaker
 
-from orchestrator.domain.entities import AgentState, Dependency, Run, Task, WorkerRow, table
-from orchestrator.domain.outcome import Budget, Claim, Outcome, RetryPolicy
+from orchestrator.domain.entities import AgentState, Dependency, Task, WorkerRow, table
+from orchestrator.domain.outcome import Budget, Claim, Outcome, RetryPolicy, Usage
 from orchestrator.domain.settle import settle
 from orchestrator.domain.words import OnLimit, OutcomeClass, TaskStatus
-from orchestrator.repositories.settling import apply
+from orchestrator.repositories.settling import Ending, write
 
 ROUTE_SEPARATOR = "\x1f"
 DEFAULT_RETRY = RetryPolicy()
@@ -215,7 +213,7 @@ class TaskRepository:
                 _running(Task.id == any_(literal(sorted(ids), ARRAY(BigInteger))), Task.claimed_by == worker)
             ).all()
             rows = [row for row in rows if ids[row.id] == row.attempt]
-            moved = _end_runs(session, rows, OutcomeClass.INTERRUPTED, "handed_back", reason)
+            moved = _hand_back(session, rows, reason)
         return moved
 
     def take_back(self, limit: int = 100, give_up_after: float = 86_400.0) -> list[tuple[int, int, str]]:
@@ -493,7 +491,14 @@ def retry_policy(stored: dict[str, Any] | None) -> RetryPolicy:
 def _running(*conditions: Any) -> Select[Any]:
     """Running tasks that match, locked in id order; rows that somebody is moving are skipped. Uses tasks_running."""
     return (
-        select(*_CLAIM_COLUMNS, WorkerRow.name.label("worker"), WorkerRow.host, WorkerRow.held, func.clock_timestamp())
+        select(
+            *_CLAIM_COLUMNS,
+            WorkerRow.name.label("worker"),
+            WorkerRow.host,
+            WorkerRow.held,
+            Task.live_usage,
+            func.clock_timestamp().label("now"),
+        )
         .select_from(Task)
         .outerjoin(WorkerRow, WorkerRow.id == Task.claimed_by)
         .where(Task.status == literal_column("'running'"), *conditions)
@@ -503,96 +508,48 @@ def _running(*conditions: Any) -> Select[Any]:
 
 
 def _lose(session: Session, rows: Sequence[Row[Any]], give_up_after: float) -> list[tuple[int, int, str]]:
-    moves = []
+    endings = []
     for row in rows:
         claim = _claim(row)
-        outcome = Outcome(
-            OutcomeClass.LOST,
-            cause="worker_lost",
-            message=f"worker {row.worker or claim.claimed_by} is gone",
-            elapsed=_elapsed(row.started_at, row[-1]),
-        )
+        message = f"worker {row.worker or claim.claimed_by} is gone"
+        outcome = _unreported(row, OutcomeClass.LOST, "worker_lost", message)
         settlement = settle(
-            claim,
-            outcome,
-            cancel_requested=claim.cancel_requested,
-            give_up_after=give_up_after,
-            alone=row.held == 1,
+            claim, outcome, cancel_requested=claim.cancel_requested, give_up_after=give_up_after, alone=row.held == 1
         )
-        moves.append((row, claim, outcome, settlement))
-    _write_runs(session, [(row, outcome) for row, _, outcome, _ in moves])
-    apply(session, [(claim, outcome, settlement) for _, claim, outcome, settlement in moves])
-    return [(claim.task_id, claim.attempt, settlement.status.value) for _, claim, _, settlement in moves]
+        endings.append(Ending(claim, outcome, settlement, row.worker, row.host))
+    write(session, endings)
+    return [(e.claim.task_id, e.claim.attempt, e.settlement.status.value) for e in endings]
 
 
-def _end_runs(session: Session, rows: Sequence[Row[Any]], kind: OutcomeClass, cause: str, reason: str) -> int:
-    moves = []
+def _hand_back(session: Session, rows: Sequence[Row[Any]], reason: str) -> int:
+    endings = []
     for row in rows:
         claim = _claim(row)
-        outcome = Outcome(kind, cause=cause, message=reason, elapsed=_elapsed(row.started_at, row[-1]))
-        moves.append((row, claim, outcome, settle(claim, outcome, cancel_requested=claim.cancel_requested)))
-    _write_runs(session, [(row, outcome) for row, _, outcome, _ in moves])
-    apply(session, [(claim, outcome, settlement) for _, claim, outcome, settlement in moves])
-    return len(moves)
+        outcome = _unreported(row, OutcomeClass.INTERRUPTED, "handed_back", reason)
+        settlement = settle(claim, outcome, cancel_requested=claim.cancel_requested)
+        endings.append(Ending(claim, outcome, settlement, row.worker, row.host))
+    write(session, endings)
+    return len(endings)
 
 
-def _elapsed(started_at: datetime, now: datetime) -> float:
-    return max(0.0, (now - started_at).total_seconds())
+def _unreported(row: Row[Any], kind: OutcomeClass, cause: str, message: str) -> Outcome:
+    """The outcome of an attempt that nobody else can report. What it used so far is kept: it was paid for (S34)."""
+    live = row.live_usage
+    usage = None if not live else Usage(**{name: live.get(name) for name in _USAGE}, complete=False)
+    elapsed = max(0.0, (row.now - row.started_at).total_seconds())
+    return Outcome(kind, cause=cause, message=message, usage=usage, elapsed=elapsed)
 
 
-def _write_runs(session: Session, ended: Sequence[tuple[Row[Any], Outcome]]) -> None:
-    """The run rows of attempts that nobody else can report. What the attempt used so far is kept from the task row."""
-    if not ended:
-        return
-    values = []
-    for row, outcome in ended:
-        values.append(
-            {
-                "task_id": row.id,
-                "attempt": row.attempt,
-                "status": outcome.status.value,
-                "cause": outcome.cause,
-                "message": outcome.message,
-                "worker": row.worker,
-                "worker_id": row.claimed_by,
-                "host": row.host,
-                "started_at": row.started_at,
-                "finished_at": row.started_at + timedelta(seconds=outcome.elapsed),
-                "session": row.session,
-            }
-        )
-    session.execute(insert(table(Run)).on_conflict_do_nothing(index_elements=["task_id", "attempt"]), values)
-    _keep_usage(session, [row.id for row, _ in ended])
-
-
-def _keep_usage(session: Session, ids: list[int]) -> None:
-    """Copy the live usage of lost attempts into their runs: what was paid for stays on record (S34)."""
-    live = Task.live_usage
-
-    def part(name: str, kind: Any) -> Any:
-        return live[name].astext.cast(kind)
-
-    session.execute(
-        update(Run)
-        .where(
-            Run.task_id == Task.id,
-            Run.attempt == Task.attempt,
-            Task.id == any_(literal(ids, ARRAY(BigInteger))),
-            live.is_not(None),
-        )
-        .values(
-            input_tokens=part("input_tokens", BigInteger),
-            output_tokens=part("output_tokens", BigInteger),
-            total_tokens=part("total_tokens", BigInteger),
-            turns=part("turns", Integer),
-            cost_usd=part("cost_usd", Double),
-            cost_source=part("cost_source", Text),
-            counter=part("counter", Text),
-            model=part("model", Text),
-            usage_complete=False,
-        ),
-        execution_options={"synchronize_session": False},
-    )
+_USAGE = (
+    "input_tokens",
+    "output_tokens",
+    "total_tokens",
+    "cost_usd",
+    "cost_source",
+    "counter",
+    "turns",
+    "model",
+)
 
 
 __all__ = ["Claimed", "Known", "TaskRepository", "retry_policy"]
