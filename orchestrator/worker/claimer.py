@@ -1,0 +1,201 @@
+"""The thread of unit 1: claims for free slots, as many at once as there are, and nothing that cannot start at once.
+
+While there is work, it waits for a quarter of the slots or 2 ms, so that batches do not decay to single tasks. When a
+claim comes back empty, it sleeps until a hint, a due instant or the next poll; polls are jittered downwards only.
+Tasks that a worker was lost with ("suspects") are claimed one at a time: a killer takes no innocents along twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from orchestrator.agents.protocol import Agent
+from orchestrator.domain.outcome import Claim
+from orchestrator.errors import DatabaseUnavailable
+from orchestrator.metrics import Metrics
+from orchestrator.repositories.tasks import Known
+from orchestrator.service import Orchestrator
+from orchestrator.worker.desk import Desk
+from orchestrator.worker.observer import Attempt, Observers
+
+log = logging.getLogger(__name__)
+
+BATCHING = 0.002
+"""Seconds that a busy claimer waits for more free slots."""
+SECOND_LOOK = 0.02
+"""Seconds until the next look when a claim found less than it asked for: others may have held the rest."""
+
+
+class Claimer:
+    """Claims for the agents of one worker. ``start`` is called with new attempts, on this thread."""
+
+    def __init__(
+        self,
+        orchestrator: Orchestrator,
+        desk: Desk,
+        agents: Sequence[Agent],
+        metrics: Metrics,
+        observers: Observers,
+        *,
+        poll: float,
+        plan_id: int | None,
+        may_claim: Callable[[], bool],
+        start: Callable[[list[Attempt]], None],
+        dead: Callable[[], None],
+        idle: Callable[[], None] | None,
+    ) -> None:
+        self._orchestrator = orchestrator
+        self._desk = desk
+        self._agents = {(agent.name, agent.definition): agent for agent in agents}
+        self._known: list[Known] = [orchestrator.known(agent) for agent in agents]
+        self._metrics = metrics
+        self._observers = observers
+        self._poll = poll
+        self._plan_id = plan_id
+        self._may_claim = may_claim
+        self._start = start
+        self._dead = dead
+        self._idle = idle
+        self._suspects_at = 0.0
+        self._found = True
+        self._hinted = False
+        self._next_poll = 0.0
+        self.paused = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="claimer", daemon=True)
+        self.done = threading.Event()
+
+    def begin(self) -> None:
+        """Start claiming."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Claim no more. ``done`` is set when a claim that is on its way has been started, too."""
+        self._closing.set()
+        self._desk.claim_now.set()
+        if self._thread.ident is None:
+            self.done.set()
+
+    def hint(self) -> None:
+        """There may be work."""
+        self._hinted = True
+        self._desk.claim_now.set()
+
+    def _run(self) -> None:
+        wake = self._desk.claim_now
+        try:
+            while not self._closing.is_set():
+                wake.clear()
+                try:
+                    pause = self._turn()
+                    self._observers.reached(None)
+                except DatabaseUnavailable as error:
+                    self._observers.reached(str(error))
+                    self._found = True
+                    pause = self._jitter()
+                except Exception:
+                    log.exception("a claim failed")
+                    pause = self._jitter()
+                if pause > 0 and not self._closing.is_set():
+                    wake.wait(pause)
+        finally:
+            self.done.set()
+
+    def _turn(self) -> float:
+        """Claim once if there is room; return how long to wait."""
+        desk = self._desk
+        if self.paused or desk.worker is None or not self._may_claim():
+            return min(self._jitter(), 0.25)
+        if self._hinted:
+            # Cleared before the claim: a hint that comes while it runs asks for another one.
+            self._hinted = False
+            self._found = True
+        free = desk.free
+        quarter = max(1, desk.slots // 4)
+        if free < quarter and self._found:
+            # Woken by the first free slot, then by the last of a quarter.
+            if free <= 0:
+                desk.wanted = 1
+                if desk.free <= 0:
+                    return self._jitter()
+            desk.wanted = quarter
+            if desk.free < quarter:
+                desk.claim_now.wait(BATCHING)
+                desk.claim_now.clear()
+            free = desk.free
+        if free <= 0:
+            desk.wanted = 1
+            return self._jitter()
+        if self._found is False and not self._due():
+            return max(0.001, self._next_poll - time.monotonic())
+        took = self._claim_suspect()
+        asked = desk.free
+        if asked > 0:
+            took += self._claim(asked)
+        else:
+            self._found = True
+            return 0.0
+        if took >= asked:
+            self._found = True
+            return 0.0
+        # Less than asked: that was all, unless others hold some of it just now.
+        self._found = False
+        desk.wanted = 1
+        if took:
+            self._next_poll = time.monotonic() + SECOND_LOOK
+            return SECOND_LOOK
+        if self._idle is not None and not desk.held and self._orchestrator.idle(self._known, self._plan_id):
+            self._idle()
+        pause = self._jitter()
+        self._next_poll = time.monotonic() + pause
+        return pause
+
+    def _due(self) -> bool:
+        """Whether it is time to look again although the last look found nothing."""
+        return time.monotonic() >= self._next_poll or (self._idle is not None and not self._desk.held)
+
+    def _claim_suspect(self) -> int:
+        desk = self._desk
+        now = time.monotonic()
+        if now < self._suspects_at or (desk.suspect is not None and desk.suspect in desk.held):
+            return 0
+        self._suspects_at = now + self._jitter()
+        return self._claim(1, suspects=True)
+
+    def _claim(self, limit: int, *, suspects: bool = False) -> int:
+        desk = self._desk
+        worker = desk.worker
+        if worker is None:
+            return 0
+        claimed = self._orchestrator.claim(
+            worker, self._known, limit, plan_id=self._plan_id, suspects=suspects, patience=self._closing
+        )
+        claims = claimed.claims
+        if not suspects or claims:
+            self._metrics.claimed([claim.agent for claim in claims], claimed.hold_seconds)
+        if not claimed.alive:
+            self._dead()
+            return 0
+        if not claims:
+            return 0
+        attempts = [self._attempt(claim) for claim in claims]
+        for attempt in attempts:
+            desk.held[attempt.key] = attempt
+        if suspects:
+            desk.suspect = attempts[0].key
+        desk.taken += len(attempts)
+        self._start(attempts)
+        return len(attempts)
+
+    def _attempt(self, claim: Claim) -> Attempt:
+        return Attempt(claim, self._agents[claim.agent, claim.definition], self._desk.board)
+
+    def _jitter(self) -> float:
+        return self._poll * random.uniform(0.8, 1.0)
+
+
+__all__ = ["Claimer"]

@@ -1,0 +1,319 @@
+"""A running attempt: what its agent writes to, what is flushed of it, and what a live view reads.
+
+``Attempt`` is the ``Live`` of one claim. ``Board`` knows which attempts have something to write, so that one flush of the
+whole worker costs one statement however many agents there are. ``Observer`` is told of what happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from orchestrator.agents.protocol import Agent, Stop
+from orchestrator.domain.outcome import Claim, Outcome, Usage
+from orchestrator.domain.storable import storable_text
+from orchestrator.domain.words import OutcomeClass
+from orchestrator.liveness import boot_clock
+from orchestrator.repositories.events import LiveRow, NewEvent, Piece
+from orchestrator.repositories.runs import Recorded
+from orchestrator.transcripts import Transcript
+
+log = logging.getLogger(__name__)
+
+LAST_OUTPUT = 500
+"""Characters of the last line that the task's row shows."""
+
+Key = tuple[int, int]
+
+
+class Observer:
+    """Told what happens in a worker. Override what is wanted; nothing here may block, what it raises is logged.
+
+    ``started`` and ``ended`` come on the event loop, the others on the worker's threads.
+    """
+
+    def started(self, claim: Claim) -> None:
+        """An agent begins."""
+
+    def ended(self, claim: Claim, outcome: Outcome) -> None:
+        """An agent has ended; its outcome is not recorded yet."""
+
+    def recorded(self, claim: Claim, outcome: Outcome, recorded: Recorded) -> None:
+        """The run is committed; ``recorded.status`` is the task's status now (None: the attempt had lost its task)."""
+
+    def away(self, why: str) -> None:
+        """The database cannot be reached; agents live on."""
+
+    def back(self) -> None:
+        """The database is there again."""
+
+    def stopping(self, why: str) -> None:
+        """The worker claims no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """One running attempt as a live view shows it. ``seconds`` since its claim came in."""
+
+    claim: Claim
+    seconds: float
+    percent: float | None
+    message: str | None
+    last_output: str | None
+    usage: Usage | None
+    session: str | None
+    stopping: OutcomeClass | None
+
+
+class Board:
+    """Which attempts have pieces or live columns to write. One lock for all: what is done under it is short."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._texts: set[Attempt] = set()
+        self._lives: set[Attempt] = set()
+
+    def text_changed(self, attempt: Attempt) -> None:
+        self._texts.add(attempt)
+
+    def live_changed(self, attempt: Attempt) -> None:
+        self._lives.add(attempt)
+
+    def forget(self, attempts: Iterable[Attempt]) -> None:
+        """Nothing more is to be written of *attempts*."""
+        with self.lock:
+            for attempt in attempts:
+                self._texts.discard(attempt)
+                self._lives.discard(attempt)
+
+    def texts(self, of: Iterable[Attempt] | None = None) -> list[Attempt]:
+        """The attempts with new pieces, all or those among *of*."""
+        if not self._texts:
+            return []
+        with self.lock:
+            return sorted(self._texts if of is None else self._texts.intersection(of), key=_by_id)
+
+    def lives(self, of: Iterable[Attempt] | None = None) -> list[Attempt]:
+        """The attempts whose live columns changed, all or those among *of*."""
+        if not self._lives:
+            return []
+        with self.lock:
+            return sorted(self._lives if of is None else self._lives.intersection(of), key=_by_id)
+
+    def take_pieces(self, attempt: Attempt, *, tail: bool) -> list[Piece]:
+        """The new pieces of *attempt*; ``give_back`` undoes it."""
+        with self.lock:
+            transcript = attempt.transcript
+            if transcript is None:
+                return []
+            pieces = transcript.take(tail=tail)
+            if not transcript.dirty:
+                self._texts.discard(attempt)
+            return pieces
+
+    def give_back(self, attempt: Attempt, pieces: list[Piece]) -> None:
+        """Take back pieces that could not be written."""
+        with self.lock:
+            if attempt.transcript is not None and pieces:
+                attempt.transcript.give_back(pieces)
+                self._texts.add(attempt)
+
+    def take_live(self, attempt: Attempt) -> LiveRow:
+        """The live columns of *attempt*; ``live_changed`` asks for them again."""
+        with self.lock:
+            self._lives.discard(attempt)
+            return attempt.live_row()
+
+
+class Attempt:
+    """One claim in this worker, and the ``Live`` of its agent."""
+
+    __slots__ = (
+        "_board",
+        "_last",
+        "_message",
+        "_percent",
+        "_session",
+        "_usage",
+        "agent",
+        "began",
+        "claim",
+        "ended",
+        "outcome",
+        "stop",
+        "task",
+        "transcript",
+    )
+
+    def __init__(self, claim: Claim, agent: Agent, board: Board) -> None:
+        self.claim = claim
+        self.agent = agent
+        self.stop = Stop()
+        self.began = boot_clock()
+        self.task: asyncio.Task[None] | None = None
+        self.outcome: Outcome | None = None
+        self.ended = False
+        self.transcript: Transcript | None = None
+        self._board = board
+        self._percent: float | None = None
+        self._message: str | None = None
+        self._last: str | None = None
+        self._usage: Usage | None = None
+        self._session: str | None = None
+
+    @property
+    def key(self) -> Key:
+        return self.claim.task_id, self.claim.attempt
+
+    # -- Live: from any thread ----------------------------------------------------------------------------------------
+
+    def write(self, kind: str, text: str, size: int | None = None) -> None:
+        """Add to the transcript."""
+        try:
+            with self._board.lock:
+                if self.ended:
+                    return
+                if self.transcript is None:
+                    self.transcript = Transcript()
+                self.transcript.add(kind, text, size)
+                self._board.text_changed(self)
+                if text and not text.isspace():
+                    self._last = text
+                    self._board.live_changed(self)
+        except Exception:
+            log.exception("task %s: output of kind %r was not kept", self.claim.task_id, kind)
+
+    def progress(self, percent: float | None, message: str | None) -> None:
+        """Set what the task's row shows."""
+        with self._board.lock:
+            if self.ended:
+                return
+            if percent is not None:
+                self._percent = float(percent)
+            if message is not None:
+                self._message = storable_text(str(message))[0][:LAST_OUTPUT]
+            self._board.live_changed(self)
+
+    def usage(self, usage: Usage) -> None:
+        """Set this attempt's own part so far."""
+        with self._board.lock:
+            if not self.ended:
+                self._usage = usage
+                self._board.live_changed(self)
+
+    def session(self, session: str) -> None:
+        """Set the agent's own session id."""
+        with self._board.lock:
+            if not self.ended:
+                self._session = storable_text(session)[0]
+                self._board.live_changed(self)
+
+    # -- for the worker -----------------------------------------------------------------------------------------------
+
+    def end(self, outcome: Outcome) -> Outcome:
+        """Close the attempt; return its outcome, completed by what was heard meanwhile. Later writes are ignored."""
+        with self._board.lock:
+            self.ended = True
+            changes: dict[str, Any] = {}
+            if self.transcript is not None:
+                size = self.transcript.size()
+                changes["transcript"] = replace(size, replaced=size.replaced or outcome.transcript.replaced)
+            if outcome.usage is None and self._usage is not None:
+                changes["usage"] = replace(
+                    self._usage, complete=self._usage.complete if outcome.status is OutcomeClass.DONE else False
+                )
+            if outcome.session is None and self._session is not None:
+                changes["session"] = self._session
+        if changes:
+            outcome = replace(outcome, **changes)
+        self.outcome = outcome
+        return outcome
+
+    def live_row(self) -> LiveRow:
+        """The live columns; the caller holds the board's lock."""
+        claim, usage = self.claim, self._usage
+        return LiveRow(
+            claim.task_id,
+            claim.attempt,
+            claim.claimed_by,
+            self._percent,
+            self._message,
+            last_line(self._last),
+            None if usage is None else json.dumps({k: v for k, v in asdict(usage).items() if v is not None}),
+            self._session,
+        )
+
+    def watched(self) -> Watched:
+        """What a live view shows."""
+        with self._board.lock:
+            return Watched(
+                self.claim,
+                boot_clock() - self.began,
+                self._percent,
+                self._message,
+                last_line(self._last),
+                self._usage,
+                self._session,
+                self.stop.reason,
+            )
+
+
+def last_line(text: str | None) -> str | None:
+    """The last line of *text* with something on it, shortened."""
+    if text is None:
+        return None
+    lines = text[-4 * LAST_OUTPUT :].rstrip().splitlines()
+    return storable_text(lines[-1].strip()[:LAST_OUTPUT])[0] if lines else None
+
+
+def as_events(attempt: Attempt, pieces: Iterable[Piece]) -> list[NewEvent]:
+    """*pieces* with the fence of *attempt*."""
+    claim = attempt.claim
+    return [
+        NewEvent(claim.task_id, claim.attempt, claim.claimed_by, piece.seq, piece.kind, piece.text, piece.size)
+        for piece in pieces
+    ]
+
+
+def _by_id(attempt: Attempt) -> Key:
+    return attempt.key
+
+
+class Observers:
+    """Several observers as one; a fault of theirs is logged and stops nobody."""
+
+    def __init__(self, observers: Iterable[Observer]) -> None:
+        self._observers = tuple(observers)
+        self._lock = threading.Lock()
+        self._away = False
+
+    def __bool__(self) -> bool:
+        return bool(self._observers)
+
+    def tell(self, what: str, *arguments: Any) -> None:
+        """Call the method *what* of each."""
+        for observer in self._observers:
+            try:
+                getattr(observer, what)(*arguments)
+            except Exception:
+                log.exception("an observer's %s failed", what)
+
+    def reached(self, why: str | None) -> None:
+        """Tell ``away`` (with *why*) or ``back`` (None) when that is news."""
+        if self._away is (why is not None):
+            return
+        with self._lock:
+            news = self._away is not (why is not None)
+            self._away = why is not None
+        if news and why is not None:
+            self.tell("away", why)
+        elif news:
+            self.tell("back")
+
+
+__all__ = ["Attempt", "Board", "Key", "Observer", "Observers", "Watched", "as_events", "last_line"]

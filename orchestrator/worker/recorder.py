@@ -1,0 +1,447 @@
+"""The thread of unit 3: group commit of outcomes, and on the same connection all else that a worker writes or asks.
+
+Whatever outcomes are ready when the previous commit returns go into the next one; an idle recorder waits for nothing. A
+fault of the database is waited out for as long as the process lives (``patience``); what is left then is spooled.
+Between records, by the clock: transcripts each second, live columns every 5 s, cancel requests each second, the minute's
+counts every 2 s, reconciliation at every third renewal, and the sweep of the watchdog.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.database.transient import transient
+from orchestrator.domain.outcome import Outcome
+from orchestrator.domain.words import OutcomeClass, TaskStatus
+from orchestrator.errors import DatabaseUnavailable
+from orchestrator.metrics import Metrics
+from orchestrator.repositories.events import NewEvent, Piece
+from orchestrator.repositories.runs import Ended, Recorded
+from orchestrator.service import Orchestrator
+from orchestrator.worker.desk import Desk
+from orchestrator.worker.observer import Attempt, Key, Observers, as_events
+from orchestrator.worker.spool import Spool
+from orchestrator.worker.watchdog import Sweeper, once
+
+log = logging.getLogger(__name__)
+
+BATCH_ROWS = 500
+BATCH_BYTES = 8 << 20
+EVENTS_EVERY = 1.0
+LIVE_EVERY = 5.0
+CANCEL_EVERY = 1.0
+MINUTES_EVERY = 1.5
+
+
+class Recorder:
+    """Records what ended. ``cancel`` and ``lost`` are called with keys of running attempts, on this thread."""
+
+    def __init__(
+        self,
+        orchestrator: Orchestrator,
+        desk: Desk,
+        metrics: Metrics,
+        observers: Observers,
+        sweeper: Sweeper | None,
+        spool: Spool,
+        *,
+        sweep: float,
+        cancel: Callable[[list[Key]], None],
+        lost: Callable[[list[Key]], None],
+        work: Callable[[], None],
+    ) -> None:
+        self._orchestrator = orchestrator
+        self._desk = desk
+        self._metrics = metrics
+        self._observers = observers
+        self._sweeper = sweeper
+        self._spool = spool
+        self._sweep_every = sweep
+        self._cancel = cancel
+        self._lost = lost
+        self._work = work
+        self.patience = threading.Event()
+        """Set when waiting for the database is over: what cannot be recorded then is spooled."""
+        self.reconcile = False
+        self.sweep_now = True
+        self.cancel_now = False
+        self.spooled = 0
+        self._unknown: set[Key] = set()
+        self._closing = False
+        self._now = time.monotonic()
+        self._next_events = self._next_live = self._next_cancel = self._next_sweep = self._next_minutes = 0.0
+        self._due_at: float | None = None
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+
+    def begin(self) -> None:
+        """Start recording and sweeping."""
+        self._thread.start()
+
+    def close(self, timeout: float | None) -> None:
+        """Record what is left and end; after *timeout* seconds without the database, spool it. Blocks."""
+        self._closing = True
+        self._desk.record_now.set()
+        if self._thread.ident is None:
+            return
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self.patience.set()
+            self._desk.record_now.set()
+            self._thread.join(timeout)
+
+    def asked_to_cancel(self) -> None:
+        """Somebody may have asked to cancel a task: look now."""
+        self.cancel_now = True
+        self._desk.record_now.set()
+
+    def look_around(self) -> None:
+        """Sweep now."""
+        self.sweep_now = True
+        self._desk.record_now.set()
+
+    # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        desk = self._desk
+        while True:
+            closing = self._closing
+            desk.record_now.clear()
+            batch = self._batch()
+            if batch:
+                self._record(batch)
+            self._now = time.monotonic()
+            if not (closing or self.patience.is_set()):
+                try:
+                    self._chores()
+                    self._observers.reached(None)
+                except DatabaseUnavailable as error:
+                    self._observers.reached(str(error))
+                    log.debug("not now: %s", error)
+                except Exception:
+                    log.exception("housekeeping failed")
+            if desk.queue:
+                continue
+            if closing:
+                break
+            desk.record_now.wait(self._pause())
+        self._last_words()
+
+    def _pause(self) -> float:
+        now = time.monotonic()
+        times = [self._next_sweep, self._next_minutes]
+        if self._desk.held:
+            times += [self._next_events, self._next_live, self._next_cancel]
+        if self._due_at is not None:
+            times.append(self._due_at)
+        # At least a little, whatever the times say: a chore that fails at once must not be a busy loop.
+        return min(self._sweep_every, max(0.005, min(times) - now))
+
+    def _batch(self) -> list[Attempt]:
+        queue, size = self._desk.queue, 0
+        batch: list[Attempt] = []
+        while queue and len(batch) < BATCH_ROWS and size < BATCH_BYTES:
+            attempt = queue.popleft()
+            batch.append(attempt)
+            outcome = attempt.outcome
+            if outcome is not None and outcome.result is not None:
+                size += _weight(outcome.result)
+        return batch
+
+    # -- recording ----------------------------------------------------------------------------------------------------
+
+    def _record(self, batch: list[Attempt]) -> None:
+        """Write the transcripts' ends, then the runs. Returns when they are committed or spooled."""
+        try:
+            self._flush_ends(batch)
+            recorded = self._orchestrator.record([self._ended(attempt) for attempt in batch], patience=self.patience)
+        except DatabaseUnavailable as error:
+            log.warning("%d outcomes could not be recorded before the end: %s", len(batch), error)
+            for attempt in batch:
+                self._keep(attempt)
+            return
+        except Exception:
+            log.exception("a batch of %d outcomes could not be recorded", len(batch))
+            self._record_apart(batch)
+            return
+        self._settled(batch, recorded)
+
+    def _record_apart(self, batch: list[Attempt]) -> None:
+        """One by one: a mistake over one outcome must not hold its neighbours back."""
+        for attempt in batch:
+            try:
+                recorded = self._orchestrator.record([self._ended(attempt)], patience=self.patience)
+            except DatabaseUnavailable:
+                self._keep(attempt)
+            except Exception as error:
+                log.exception("the outcome of task %s cannot be recorded", attempt.claim.task_id)
+                self._keep(attempt)
+                self._record_fault(attempt, error)
+            else:
+                self._settled([attempt], recorded)
+
+    def _record_fault(self, attempt: Attempt, error: Exception) -> None:
+        """In the place of an outcome that cannot be recorded (it was spooled), record that."""
+        outcome = Outcome(
+            OutcomeClass.TRANSIENT,
+            cause="unrecordable",
+            message=f"its outcome could not be recorded: {type(error).__name__}",
+            elapsed=attempt.outcome.elapsed if attempt.outcome is not None else 0.0,
+        )
+        ended = Ended(attempt.claim, outcome, self._desk.name, self._desk.who.host)
+        try:
+            recorded = self._orchestrator.record([ended], patience=self.patience)
+        except Exception:
+            log.exception("task %s stays as it is until it is reconciled", attempt.claim.task_id)
+            return
+        self._tell(attempt, outcome, recorded[0])
+
+    def _ended(self, attempt: Attempt) -> Ended:
+        assert attempt.outcome is not None
+        return Ended(attempt.claim, attempt.outcome, self._desk.name, self._desk.who.host)
+
+    def _settled(self, batch: list[Attempt], recorded: list[Recorded]) -> None:
+        desk = self._desk
+        self._metrics.ended([(attempt.claim.agent, attempt.outcome) for attempt in batch if attempt.outcome])
+        retry: float | None = None
+        for attempt, done in zip(batch, recorded, strict=True):
+            desk.held.pop(attempt.key, None)
+            if done.late:
+                log.warning(
+                    "task %s attempt %s was taken back from this worker; its result is kept beside the lost run",
+                    done.task_id,
+                    done.attempt,
+                )
+            elif done.status is TaskStatus.PENDING:
+                retry = done.delay if retry is None else min(retry, done.delay)
+        desk.recorded += len(batch)
+        if self._observers:
+            for attempt, done in zip(batch, recorded, strict=True):
+                if attempt.outcome is not None:
+                    self._observers.tell("recorded", attempt.claim, attempt.outcome, done)
+        if retry is not None and retry > 0:
+            due = time.monotonic() + retry
+            self._due_at = due if self._due_at is None else min(self._due_at, due)
+        if retry == 0.0 or not desk.held:
+            self._work()
+        elif desk.free >= desk.wanted:
+            desk.claim_now.set()
+
+    def _tell(self, attempt: Attempt, outcome: Outcome, recorded: Recorded) -> None:
+        self._desk.held.pop(attempt.key, None)
+        if self._observers:
+            self._observers.tell("recorded", attempt.claim, outcome, recorded)
+
+    def _keep(self, attempt: Attempt) -> None:
+        """Spool an outcome; the attempt leaves the desk, so that the process can end."""
+        desk = self._desk
+        pieces = desk.board.take_pieces(attempt, tail=True)
+        desk.board.forget([attempt])
+        try:
+            path = self._spool.keep(self._ended(attempt), pieces)
+        except OSError as error:
+            log.error(  # noqa: TRY400 - the fault is the disk's, a traceback says nothing about it
+                "the outcome of task %s attempt %s is lost: no database, and no spool: %s", *attempt.key, error
+            )
+        else:
+            log.warning("the outcome of task %s attempt %s is kept in %s", *attempt.key, path)
+        self.spooled += 1
+        desk.held.pop(attempt.key, None)
+        desk.recorded += 1
+
+    # -- transcripts and live columns ---------------------------------------------------------------------------------
+
+    def _flush_ends(self, batch: list[Attempt]) -> None:
+        """The last pieces and live columns of attempts that are about to be recorded; waits out database faults."""
+        board = self._desk.board
+        if texts := board.texts(batch):
+            self._flush_texts(texts, tail=True, patience=self.patience)
+        if lives := board.lives(batch):
+            rows = [board.take_live(attempt) for attempt in lives]
+            transient(lambda: self._orchestrator.events.set_live(rows), give_up_after=None, stop=self.patience)
+
+    def _flush_texts(self, attempts: list[Attempt], *, tail: bool, patience: threading.Event | None = None) -> None:
+        board = self._desk.board
+        taken: list[tuple[Attempt, list[Piece]]] = []
+        size = 0
+        for attempt in attempts:
+            pieces = board.take_pieces(attempt, tail=tail)
+            taken.append((attempt, pieces))
+            size += sum(len(piece.text) for piece in pieces)
+            if size >= BATCH_BYTES // 2:
+                self._add_events(taken, patience)
+                taken, size = [], 0
+        self._add_events(taken, patience)
+
+    def _add_events(self, taken: list[tuple[Attempt, list[Piece]]], patience: threading.Event | None) -> None:
+        events: list[NewEvent] = []
+        for attempt, pieces in taken:
+            events += as_events(attempt, pieces)
+        if not events:
+            return
+        try:
+            transient(
+                lambda: self._orchestrator.events.add(events),
+                give_up_after=0 if patience is None else None,
+                stop=patience,
+            )
+        except BaseException:
+            for attempt, pieces in taken:
+                self._desk.board.give_back(attempt, pieces)
+            raise
+
+    def _flush_live(self) -> None:
+        board = self._desk.board
+        attempts = board.lives()
+        if not attempts:
+            return
+        rows = [board.take_live(attempt) for attempt in attempts]
+        done: set[Key] = set()
+        try:
+            for start in range(0, len(rows), BATCH_ROWS):
+                part = rows[start : start + BATCH_ROWS]
+                done |= once(lambda part=part: self._orchestrator.events.set_live(part))  # type: ignore[misc]
+        finally:
+            with board.lock:
+                for attempt in attempts:
+                    if attempt.key not in done and not attempt.ended:
+                        board.live_changed(attempt)
+
+    # -- by the clock -------------------------------------------------------------------------------------------------
+
+    def _chores(self) -> None:
+        """What is due now. Raises DatabaseUnavailable at the first fault; the rest comes the next time."""
+        now, desk = self._now, self._desk
+        if desk.held and (self.cancel_now or now >= self._next_cancel):
+            self.cancel_now = False
+            self._next_cancel = now + CANCEL_EVERY
+            self._look_for_cancels()
+        if now >= self._next_events:
+            self._next_events = now + EVENTS_EVERY
+            tail = now >= self._next_live
+            if texts := desk.board.texts():
+                self._flush_texts(texts, tail=tail)
+        if now >= self._next_live:
+            self._next_live = now + LIVE_EVERY
+            self._flush_live()
+        if now >= self._next_minutes:
+            self._next_minutes = now + MINUTES_EVERY
+            self._flush_minutes()
+        if self.reconcile:
+            self.reconcile = False
+            self._reconcile()
+        if self.sweep_now or now >= self._next_sweep:
+            self.sweep_now = False
+            self._next_sweep = now + self._sweep_every
+            self._sweep()
+        elif self._due_at is not None and now >= self._due_at and self._sweeper is not None:
+            self._due(self._sweeper.promote())
+            self._work()
+
+    def _sweep(self) -> None:
+        # First what this host has kept: a sweep may declare its worker dead, and then it would only be a late result.
+        if self._spool.offer(self._offered):
+            self._work()
+        if self._sweeper is None:
+            return
+        due_before = self._due_at
+        swept = self._sweeper.sweep()
+        self._due(swept.next_due)
+        if swept.taken_back or (due_before is not None and due_before <= time.monotonic()):
+            self._work()
+
+    def _due(self, seconds: float | None) -> None:
+        self._due_at = None if seconds is None else time.monotonic() + seconds
+
+    def _offered(self, ended: Ended, pieces: list[Piece]) -> None:
+        claim = ended.claim
+        events = [NewEvent(claim.task_id, claim.attempt, claim.claimed_by, *piece) for piece in pieces]
+        once(lambda: self._orchestrator.events.add(events))
+        # One try now: what the database does not take stays in its file.
+        now = threading.Event()
+        now.set()
+        (recorded,) = self._orchestrator.record([ended], patience=now)
+        if recorded.late:
+            log.warning("a kept outcome of task %s attempt %s came too late", claim.task_id, claim.attempt)
+        else:
+            log.info("a kept outcome of task %s attempt %s was recorded", claim.task_id, claim.attempt)
+
+    def _look_for_cancels(self) -> None:
+        worker = self._desk.worker
+        if worker is None:
+            return
+        asked = once(lambda: self._orchestrator.cancel_requests(worker))
+        if asked:
+            self._cancel(asked)
+
+    def _flush_minutes(self) -> None:
+        worker = self._desk.worker
+        counts = self._metrics.take()
+        if not counts:
+            return
+        try:
+            if worker is None:
+                raise DatabaseUnavailable("this worker is not registered")
+            once(lambda: self._orchestrator.minutes.add(worker, counts))
+        except BaseException:
+            self._metrics.give_back(counts)
+            raise
+
+    def _reconcile(self) -> None:
+        """Compare what the database says this worker runs with what it holds; both commits and answers get lost.
+
+        A row unknown here twice in a row is handed back. A running attempt that the database does not know as ours is
+        stopped: its outcome could only be late.
+        """
+        desk, worker = self._desk, self._desk.worker
+        if worker is None:
+            return
+        before = {attempt.key for attempt in desk.attempts() if attempt.claim.claimed_by == worker}
+        owned = once(lambda: self._orchestrator.owned(worker))
+        foreign = [key for key in before - owned if key in desk.held and not desk.held[key].ended]
+        if foreign:
+            self._lost(foreign)
+        unknown = owned - set(desk.held)
+        twice = sorted(unknown & self._unknown)
+        self._unknown = unknown
+        if twice:
+            log.warning("tasks %s are this worker's, but it never heard of its claim: handed back", twice)
+            once(lambda: self._orchestrator.hand_back(worker, twice, "the answer to its claim was lost"))
+            self._work()
+
+    def _last_words(self) -> None:
+        try:
+            if not self.patience.is_set():
+                if texts := self._desk.board.texts():
+                    self._flush_texts(texts, tail=True)
+                self._flush_minutes()
+        except DatabaseUnavailable as error:
+            log.debug("the last counts were not written: %s", error)
+        except Exception:
+            log.exception("the last counts were not written")
+
+
+def _weight(value: Any) -> int:
+    """About how many bytes *value* is as JSON."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, bool | int | float):
+        return 16
+    try:
+        return len(json.dumps(value))
+    except (TypeError, ValueError, RecursionError):
+        return 1024
+
+
+def interrupted(attempt: Attempt, why: str, elapsed: float) -> Outcome:
+    """The outcome of an attempt whose agent would not end although it was asked to."""
+    reason = attempt.stop.reason or OutcomeClass.INTERRUPTED
+    return replace(Outcome(reason, cause="did_not_stop", message=why), elapsed=elapsed, notes=(why,))
+
+
+__all__ = ["Recorder", "interrupted"]

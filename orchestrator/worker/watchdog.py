@@ -1,0 +1,233 @@
+"""The watchdog: finds dead workers and takes their tasks back. Runs in every worker, and as ``orchestrator watchdog``.
+
+Safe anywhere at any time: who is dead is decided by the database, and only with a witness (``WorkerRepository``), or by
+looking at the very process on its own host. One sweep is a few bounded statements.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+from uuid import UUID
+
+from orchestrator.agents.custody import agents_of, end_agents
+from orchestrator.database.transient import transient
+from orchestrator.domain.identity import Identity
+from orchestrator.errors import DatabaseUnavailable
+from orchestrator.liveness import boot_clock, gone, identity
+from orchestrator.repositories.workers import Neighbour
+from orchestrator.service import Orchestrator
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+BATCH = 100
+"""Tasks that one transaction takes back."""
+
+
+@dataclass(slots=True)
+class Swept:
+    """What one sweep did: workers declared dead, tasks taken back as (task id, attempt, new status), and the next due time."""
+
+    buried: list[UUID] = field(default_factory=list)
+    taken_back: list[tuple[int, int, str]] = field(default_factory=list)
+    next_due: float | None = None
+
+
+class Sweeper:
+    """One sweep after the other, for a worker or a standalone watchdog. Used from one thread.
+
+    ``again`` is called, from another thread, when the agents of a dead neighbour are gone and a sweep can go on.
+    """
+
+    def __init__(self, orchestrator: Orchestrator, who: Identity, again: Callable[[], None] = lambda: None) -> None:
+        self._orchestrator = orchestrator
+        self._who = who
+        self._again = again
+        self._ending: dict[UUID, threading.Thread] = {}
+        self._survivors: dict[UUID, int] = {}
+
+    def sweep(self) -> Swept:
+        """Make due what is due, bury the dead, take their tasks back. Raises DatabaseUnavailable at the first fault.
+
+        Whatever it had done by then is committed; the next sweep goes on from there.
+        """
+        swept = Swept()
+        swept.next_due = self.promote()
+        swept.buried += self._gone_neighbours()
+        swept.buried += once(self._orchestrator.judge)
+        for worker in swept.buried:
+            log.warning("worker %s is dead; its tasks are taken back", worker)
+        while taken := once(lambda: self._orchestrator.take_back(BATCH)):
+            swept.taken_back += taken
+            for task_id, attempt, status in taken:
+                log.warning("task %s attempt %s was lost with its worker; the task is %s", task_id, attempt, status)
+        return swept
+
+    def promote(self) -> float | None:
+        """Make due what is due; return the seconds until the next task becomes due."""
+        while (upcoming := once(self._orchestrator.promote)) is not None and upcoming <= 0:
+            pass
+        return upcoming
+
+    def finish(self) -> None:
+        """Wait for the ends of agents that were begun."""
+        for thread in list(self._ending.values()):
+            thread.join()
+
+    def _gone_neighbours(self) -> list[UUID]:
+        """Declare dead the workers of this host whose processes are gone, as soon as their agents are gone, too."""
+        buried: list[UUID] = []
+        for neighbour in once(lambda: self._orchestrator.neighbours(self._who)):
+            why = gone(neighbour.pid, neighbour.process_started)
+            if why is None or not self._without_agents(neighbour):
+                continue
+            buried += once(lambda: self._orchestrator.mark_gone([neighbour.id], why))  # noqa: B023 - called at once
+        return buried
+
+    def _without_agents(self, neighbour: Neighbour) -> bool:
+        """Whether no agent of the dead *neighbour* runs; if some do, a thread ends them and ``again`` is called."""
+        thread = self._ending.get(neighbour.id)
+        if thread is not None and thread.is_alive():
+            return False
+        if not agents_of(neighbour.id):
+            self._ending.pop(neighbour.id, None)
+            return True
+
+        def end() -> None:
+            try:
+                ended = end_agents(neighbour.id)
+            except Exception:
+                log.exception("the agents of dead worker %s could not be ended", neighbour.name)
+                return
+            if ended.survivors:
+                pids = ", ".join(str(process.pid) for process in ended.survivors)
+                log.error("processes %s of dead worker %s do not end; its tasks wait for that", pids, neighbour.name)
+            else:
+                self._again()
+
+        thread = threading.Thread(target=end, name="end-agents", daemon=True)
+        self._ending[neighbour.id] = thread
+        thread.start()
+        return False
+
+
+class Watchdog:
+    """The standalone watchdog. It registers itself as a worker without slots, so that it can be a witness."""
+
+    def __init__(self, orchestrator: Orchestrator, *, name: str = "watchdog", lease: float | None = None) -> None:
+        settings = orchestrator.settings.changed(lease=lease)
+        self._orchestrator = orchestrator
+        self._name = name
+        self._lease = settings.lease
+        self._heartbeat = settings.heartbeat
+        self._stopping = threading.Event()
+        self._swept_again = threading.Event()
+
+    def stop(self) -> None:
+        """End ``run`` or the waiting of ``once``; from any thread, and from a signal handler."""
+        self._stopping.set()
+        self._swept_again.set()
+
+    def once(self) -> Swept:
+        """Sweep once, and wait for a witness before that: at most one lease, if nobody else has been renewing.
+
+        Returns early, having swept without judgement, when ``stop`` is called. Raises DatabaseUnavailable.
+        """
+        who = identity()
+        worker = self._register(who)
+        renewals = _Renewals(self._orchestrator, worker, self._heartbeat)
+        sweeper = Sweeper(self._orchestrator, who, self._swept_again.set)
+        try:
+            swept = sweeper.sweep()
+            sweeper.finish()
+            while not self._stopping.is_set() and not once(self._orchestrator.witness):
+                self._stopping.wait(min(1.0, self._heartbeat / 2))
+            more = sweeper.sweep()
+            return Swept(swept.buried + more.buried, swept.taken_back + more.taken_back, more.next_due)
+        finally:
+            renewals.end()
+            self._orchestrator.stop_worker(worker)
+
+    def run(self, interval: float | None = None, on_sweep: Callable[[Swept], None] | None = None) -> None:
+        """Sweep every *interval* seconds (default: the setting ``sweep``) until ``stop``; outages are waited out.
+
+        Raises DatabaseUnavailable only when it cannot register at the start.
+        """
+        who = identity()
+        every = self._orchestrator.settings.sweep if interval is None else interval
+        worker = self._register(who)
+        renewals = _Renewals(self._orchestrator, worker, self._heartbeat, lambda: self._register(who))
+        sweeper = Sweeper(self._orchestrator, who, self._swept_again.set)
+        try:
+            while not self._stopping.is_set():
+                pause = every
+                try:
+                    swept = sweeper.sweep()
+                    if swept.next_due is not None:
+                        pause = min(every, max(0.0, swept.next_due))
+                    if on_sweep is not None:
+                        on_sweep(swept)
+                except DatabaseUnavailable as error:
+                    log.debug("no sweep: %s", error)
+                except Exception:
+                    log.exception("the sweep failed")
+                self._swept_again.wait(pause)
+                if not self._stopping.is_set():
+                    self._swept_again.clear()
+        finally:
+            renewals.end()
+            self._orchestrator.stop_worker(renewals.worker)
+
+    def _register(self, who: Identity) -> UUID:
+        return self._orchestrator.register(
+            who, name=self._name, slots=0, agents=[], lease=self._lease, heartbeat=self._heartbeat
+        )
+
+
+class _Renewals:
+    """Renews the row of a process that holds no tasks; one that was declared dead is registered again."""
+
+    def __init__(
+        self,
+        orchestrator: Orchestrator,
+        worker: UUID,
+        heartbeat: float,
+        register: Callable[[], UUID] | None = None,
+    ) -> None:
+        self.worker = worker
+        self._orchestrator = orchestrator
+        self._heartbeat = heartbeat
+        self._register = register
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="renewal", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._end.set()
+        self._thread.join(5)
+
+    def _run(self) -> None:
+        pause = self._heartbeat
+        while not self._end.wait(pause):
+            asked = boot_clock()
+            try:
+                if not self._orchestrator.renew(self.worker).alive and self._register is not None:
+                    log.warning("this watchdog was declared dead; it registers again")
+                    self.worker = self._register()
+            except Exception as error:  # noqa: BLE001 - renewing must go on whatever it was
+                log.debug("no renewal: %s", error)
+                pause = min(1.0, self._heartbeat)
+            else:
+                pause = max(0.0, self._heartbeat - (boot_clock() - asked))
+
+
+def once(operation: Callable[[], T]) -> T:
+    """Do one unit of work, one try; a fault of the database that passes is a DatabaseUnavailable."""
+    return transient(operation, give_up_after=0)
+
+
+__all__ = ["Sweeper", "Swept", "Watchdog"]
