@@ -37,7 +37,7 @@ from orchestrator.domain.outcome import Budget, Claim, Outcome, RetryPolicy, Usa
 from orchestrator.domain.words import ENDED, OnLimit, OutcomeClass, TaskStatus
 from orchestrator.errors import InvalidInput, NotFound, OrchestratorError, UnknownAgent
 from orchestrator.liveness import boot_clock, identity
-from orchestrator.plans import Plan, definitions, resolve
+from orchestrator.plans import Plan, definitions, resolve, with_results
 from orchestrator.repositories import CallerSession
 from orchestrator.repositories.adding import Added, AddingRepository, after_commit, ready_agents
 from orchestrator.repositories.agents import AgentRepository
@@ -149,7 +149,9 @@ class Orchestrator:
             lambda: self._tasks.parents_results(unresolved), give_up_after=CLAIM_PATIENCE, stop=patience
         )
         claims = [
-            replace(claim, input=resolve(claim.input, results.get(claim.task_id, {}))) if claim.template else claim
+            replace(claim, params=with_results(claim.params, results.get(claim.task_id, {})))
+            if claim.template
+            else claim
             for claim in claimed.claims
         ]
         return replace(claimed, claims=claims)
@@ -160,6 +162,11 @@ class Orchestrator:
         The budget's seconds are counted here. ``elapsed`` is measured by a clock that goes on while a laptop sleeps.
         """
         started = boot_clock()
+        if claim.template:
+            try:
+                claim = replace(claim, input=resolve(claim.input, claim.params), template=False)
+            except InvalidInput as error:  # a result without the part that is quoted: no later attempt will find it
+                return Outcome(OutcomeClass.PERMANENT, cause="bad_placeholder", message=f"input: {error.message}")
         seconds = claim.budget.seconds
         timer = (
             None

@@ -176,7 +176,7 @@ def test_everything_that_a_plan_may_say(name: str, text: str, load: Load, tmp_pa
     )
     assert (check.agent, check.after, check.template, check.definition) == ("review", ("fix-parser",), True, None)
     assert check.input == {"diff_of": "{fix-parser.result}", "{x}": 1}
-    assert resolve(check.input, check.params, {"fix-parser": {"n": 1}}) == {"diff_of": '{"n": 1}', "{x}": 1}
+    assert filled(check, {"fix-parser": {"n": 1}}) == {"diff_of": '{"n": 1}', "{x}": 1}
 
 
 def test_yaml_and_toml_are_the_same_plan(load: Load) -> None:
@@ -202,6 +202,11 @@ def test_hash_of_a_task(load: Load, tmp_path: Path) -> None:
     assert other[1].task_hash == first[1].task_hash
 
 
+def filled(task: NewTask, results: dict[str, Any]) -> Any:
+    """Return the input as the agent of a claimed task sees it."""
+    return resolve(task.input, with_results(task.params, results))
+
+
 # -- placeholders -------------------------------------------------------------------------------------------------------
 
 hostile = st.text(st.sampled_from("{}ab.x$`;' "), max_size=8) | st.sampled_from(["{b}", "{t.result}", "{{a}}", "$(x)"])
@@ -224,7 +229,7 @@ def test_values_never_become_syntax(a: str, result: str) -> None:
     first, second = plan.tasks
     assert (first.input, first.template) == (f"{a}|{{a}}|{{", False)
     assert second.template
-    assert resolve(second.input, second.params, {"t": result}) == [f"{a}|{result}|{{a}}|{{"]
+    assert filled(second, {"t": result}) == [f"{a}|{result}|{{a}}|{{"]
 
 
 def _from_text(text: str, **options: Any) -> Plan:
@@ -273,7 +278,7 @@ def test_placeholders_of_a_command(load: Load, faults: Callable[..., list[tuple[
     """
     two = load(text.format(params="model")).tasks[1]
     assert two.template
-    assert resolve(two.input, two.params, {"one": {"diff": "d"}}) == "{x} { {}"
+    assert filled(two, {"one": {"diff": "d"}}) == "{x} { {}"
     assert with_results(two.params, {"one": 1}) == {"model": "m", "one": {"result": 1}}
     [(line, message)] = faults(text.format(params="modle"))
     assert (line, message.split("(")[0]) == (
@@ -709,7 +714,7 @@ def test_mapped_text_beside_a_template(load: Load) -> None:
     )
     task = plan.tasks[1]
     assert task.template
-    assert resolve(task.input, task.params, {"first": "R"}) == "{first.result} {{x}}"
+    assert filled(task, {"first": "R"}) == "{first.result} {{x}}"
 
 
 @pytest.mark.parametrize(
@@ -785,7 +790,7 @@ def test_long_lists(tmp_path: Path) -> None:
         ({"command": ["a"], "exit_codes": {"3": "lost"}}, "expected one of done, transient"),
         ({"command": ["a"], "kill_grace": -1}, "expected a number, 0 or more, found -1"),
         ({"command": ["a"], "idle_seconds": float("inf")}, "expected a number, more than 0, found inf"),
-        ({"command": ["a"], "isolation": "thread"}, "expected one of process, found 'thread'"),
+        ({"command": ["a"], "isolation": "thread"}, "expected one of loop, process, found 'thread'"),
     ],
 )
 def test_agents_that_are_refused(mapping: dict[str, Any], says: str) -> None:

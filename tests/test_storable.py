@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from psycopg.types.json import Json, Jsonb
 
+from orchestrator.database.engine import connection_parameters
 from orchestrator.domain.storable import (
     MAX_DEPTH,
     NAME_MAX,
@@ -221,3 +224,34 @@ def test_json_input_is_refused_with_its_place() -> None:
         check_json("params", {"a\x00": 1})
     with pytest.raises(InvalidInput, match=r"^input\[0\]: NaN is not a number that JSON has"):
         check_json("input", [float("nan")])
+
+
+def test_postgresql_agrees(server_url: str) -> None:
+    """json, jsonb and text take every clean value and give it back; they refuse what the input side refuses."""
+    with psycopg.connect(**connection_parameters(server_url), autocommit=True) as connection:
+
+        @given(value=hostile_json, text=hostile_text)
+        @settings(max_examples=60, deadline=None)
+        def check(value: Any, text: str) -> None:
+            clean, line = storable_json(value)[0], storable_text(text)[0]
+            row = connection.execute(
+                "SELECT %s::jsonb, %s::json, %s::text", [Jsonb(clean), Json(clean), line]
+            ).fetchone()
+            as_json = json.loads(json.dumps(clean))
+            assert row is not None
+            assert row[1:] == (as_json, line)  # jsonb writes a large float as an integer: the same number, not equal
+
+        check()
+        deep: Any = 0
+        for _ in range(MAX_DEPTH):
+            deep = [deep]
+        for good in (deep, 10**4_000, 1.7e308, 2.5, -5e-324, "\\u0000 \\ud800", {"": {"\x7f\x1b": "\u2028😀"}}):
+            check_json("input", good)
+            row = connection.execute("SELECT %s::jsonb::text, %s::json::text", [Jsonb(good), Json(good)]).fetchone()
+            assert row is not None
+            assert all(json.loads(each, parse_int=int) == good or float(each) == good for each in row)
+        for bad in ("\x00", {"a\x00": 1}, "\ud800", float("nan"), [float("inf")]):
+            with pytest.raises(InvalidInput):
+                check_json("input", bad)
+            with pytest.raises(psycopg.DataError):
+                connection.execute("SELECT %s::jsonb", [Jsonb(bad)])

@@ -160,7 +160,7 @@ def read_agent(
         connect_seconds=fields.number("connect_seconds", above=0),
         kill_grace=_or(fields.number("kill_grace", least=0), 2.0),
         result_grace=_or(fields.number("result_grace", least=0), 5.0),
-        isolation=fields.choice("isolation", ("process",), "") or None,
+        isolation=fields.choice("isolation", ("loop", "process"), "") or None,
         line=fields.line,
     )
     if len(faults.found) > before:

@@ -44,17 +44,20 @@ _ELSEWHERE = {
 }
 
 
-def resolve(input: Any, params: Mapping[str, Any] | None, results: Mapping[str, Any]) -> Any:  # noqa: A002 - its name
-    """Return *input* with its placeholders replaced: *params* by name, *results* of ``after`` tasks by task name.
+def resolve(input: Any, values: Mapping[str, Any]) -> Any:  # noqa: A002 - its name
+    """Return *input* with its placeholders replaced by *values* (``with_results``).
 
-    For tasks whose ``template`` is True, once, when they are claimed. Raises ``InvalidInput`` if a placeholder asks for
-    a part that a result does not have.
+    For tasks whose ``template`` is True, once, after they were claimed. Raises ``InvalidInput`` if a placeholder asks
+    for a part that a result does not have.
     """
-    return _rendered(input, with_results(params, results))
+    return _rendered(input, values)
 
 
 def with_results(params: Mapping[str, Any] | None, results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that an argv template knows: *params*, and each result as ``{task.result}``."""
+    """Return what the placeholders of a task can name: *params*, and the results of its parents as ``{task.result}``.
+
+    *results* are by the parents' names. It takes the place of the claim's ``params``, so that argv templates know it too.
+    """
     return {**(params or {}), **{name: {"result": result} for name, result in results.items()}}
 
 
