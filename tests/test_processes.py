@@ -62,7 +62,8 @@ def test_a_whole_tree_ends_even_where_sigterm_is_ignored(tmp_path: Path) -> None
         pids = await until(lambda: len(found := pids_in(beats)) == 3 and found)
         ended = await tree.end(grace=0.2)
         assert not [pid for pid in pids if is_running(pid)]
-        assert ended.forced and not ended.survivors
+        assert ended.forced
+        assert not ended.survivors
         assert pids <= {process.pid for process in ended.ended}
         assert tree.returncode == -signal.SIGTERM
         assert not tree.has_rest()
@@ -79,7 +80,8 @@ def test_sigterm_alone_suffices_where_it_is_heard(tmp_path: Path) -> None:
         tree = start(*FAKE, "beat", str(beats), "600")
         await until(lambda: pids_in(beats))
         ended = await asyncio.wait_for(tree.end(grace=600), 60)
-        assert not ended.forced and len(ended.ended) == 1
+        assert not ended.forced
+        assert len(ended.ended) == 1
         tree.close()
 
     run_async(main)
@@ -110,7 +112,8 @@ def test_a_daemon_with_its_own_session_belongs_to_the_tree(tmp_path: Path) -> No
         (daemon,) = await until(lambda: pids_in(beats))
         assert os.getsid(daemon) != tree.pid
         ended = await tree.end(grace=0.2)
-        assert ended.forced and not is_running(daemon)
+        assert ended.forced
+        assert not is_running(daemon)
         assert not Path(f"/proc/{daemon}").exists(), "it stayed as a zombie of ours"
         tree.close()
 
@@ -404,7 +407,8 @@ def test_custody_ends_the_agents_of_a_dead_worker(tmp_path: Path, wait_until: Wa
     assert len(worker.running()) == 5
     assert pids_in(worker.beats) <= {process.pid for process in custody.agents_of(WORKER)}
     ended = custody.end_agents(WORKER, grace=0.2)
-    assert ended.forced and not ended.survivors
+    assert ended.forced
+    assert not ended.survivors
     spoiled = pids_in(worker.spoiled)
     assert worker.running() <= spoiled  # an emptied environment hides from all but the guardian
     for pid in spoiled:

@@ -199,6 +199,7 @@ class _Output:
         self.bytes = 0
         self.replaced = False
         self._pending = 0
+        self._last = b""
         self._redactor = secrets.stream() if secrets else None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -211,8 +212,9 @@ class _Output:
             if final:
                 data += self._redactor.flush()
         text = self._decoder.decode(data, final)
-        if "\ufffd" in text and text.count("\ufffd") > data.count(b"\xef\xbf\xbd"):
-            self.replaced = True
+        if "\ufffd" in text and text.count("\ufffd") > (self._last + data).count(b"\xef\xbf\xbd"):
+            self.replaced = True  # more of them than the agent itself has written
+        self._last = data[-2:] if len(data) > 1 else (self._last + data)[-2:]
         if "\0" in text:
             text = text.replace("\0", "\ufffd")
             self.replaced = True
