@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from orchestrator.agents.building import build
-from orchestrator.agents.functions import AgentFunction, registered
+from orchestrator.agents.functions import AgentFunction
 from orchestrator.agents.protocol import Agent, Live, Stop
 from orchestrator.database import schema
 from orchestrator.database.embedded import EmbeddedServer
@@ -234,11 +234,11 @@ class Orchestrator:
         return self._definitions
 
     def resolve(self, agents: Sequence[AgentLike] | None = None) -> list[Agent]:
-        """Turn names, decorated functions and agents into agents; None: all that are configured or decorated.
+        """Turn names, decorated functions and agents into agents; None: all that are configured.
 
-        Raises UnknownAgent, with the nearest name, for a name that nothing here defines.
+        Raises UnknownAgent, with the nearest name, for a name that the configuration does not define.
         """
-        known: dict[str, AgentLike] = {**self._configured(), **registered()}
+        known = self.definitions()
         chosen: list[Agent] = []
         for each in list(known) if agents is None else agents:
             found: Any = each
@@ -248,9 +248,6 @@ class Orchestrator:
                 found = known[each]
             chosen.append(build(found))
         return chosen
-
-    def _configured(self) -> dict[str, Any]:
-        return dict(self.definitions())
 
     def known(self, agent: Agent) -> Known:
         """What a claim needs to know of *agent*: its route, and what it gives to tasks that left it open."""
