@@ -126,10 +126,9 @@ def insert_tasks(
     """
     results: list[Added | None] = [None] * len(tasks)
     keys = sorted({task.unique_key for task in tasks if task.unique_key is not None})
-    if keys and len(keys) <= LOCKED_KEYS:
-        # Of fifty that add one key at once, one inserts and the others find it: without this lock each would draw an
-        # id first and then run into the unique index. In sorted order, so that two calls cannot wait in a circle.
-        session.execute(_LOCK_KEYS, {"keys": keys})
+    # Of fifty that add one key at once, one inserts and the others find it: without this lock each would draw an id
+    # first and then run into the unique index.
+    lock_keys(session, keys)
     taken = _live_keys(session, keys)
     known = dict(named or {})
     fresh: list[int] = []
@@ -206,6 +205,16 @@ _LOCK_KEYS = text(
     "SELECT count(pg_advisory_xact_lock(hashtextextended('orchestrator.unique_key.' || key, 0)))"
     " FROM (SELECT key FROM unnest(CAST(:keys AS text[])) AS key ORDER BY key) AS sorted"
 )
+
+
+def lock_keys(session: CallerSession, keys: Sequence[str]) -> None:
+    """Keep everybody else from adding or opening a task with one of *keys* until the transaction ends.
+
+    In sorted order, so that two calls cannot wait in a circle. More than LOCKED_KEYS are not locked: the unique index
+    still decides then, after the fact.
+    """
+    if 0 < len(keys) <= LOCKED_KEYS:
+        session.execute(_LOCK_KEYS, {"keys": list(keys)})
 
 
 def _live_keys(session: CallerSession, keys: Sequence[str]) -> dict[str | None, tuple[int, TaskStatus]]:
@@ -394,4 +403,4 @@ def _link(session: CallerSession, pairs: Iterable[tuple[int, int]], written: set
         )
 
 
-__all__ = ["Added", "AddingRepository", "after_commit", "check_task", "insert_tasks", "ready_agents"]
+__all__ = ["Added", "AddingRepository", "after_commit", "check_task", "insert_tasks", "lock_keys", "ready_agents"]

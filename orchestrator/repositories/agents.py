@@ -1,0 +1,90 @@
+"""``AgentRepository``: what operators have set for an agent, for all workers."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Engine, func, literal, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import sessionmaker
+
+from orchestrator.domain.entities import AgentState
+from orchestrator.domain.shapes import time_json
+from orchestrator.domain.storable import NAME_MAX, check_text
+from orchestrator.errors import InvalidInput
+from orchestrator.repositories.audit import note
+from orchestrator.repositories.bounded import bounded
+
+LONGEST_PAUSE = 10 * 366 * 86_400.0
+
+
+class AgentRepository:
+    """The agents table: pauses. An agent without a row is not paused."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._sessions = sessionmaker(engine, expire_on_commit=False)
+
+    def pause(self, agent: str, *, actor: str, seconds: float | None = None, reason: str | None = None) -> None:
+        """Let no worker claim tasks of *agent*, for *seconds* or until ``resume``; what runs goes on.
+
+        Pausing again replaces time and reason. Committed on return. Raises InvalidInput.
+        """
+        _check(agent)
+        check_text("reason", reason)
+        if seconds is not None and not 0 < seconds <= LONGEST_PAUSE:
+            raise InvalidInput(f"pause: expected more than 0 seconds and at most ten years, found {seconds:g}")
+        now = func.clock_timestamp()
+        until = None if seconds is None else now + timedelta(seconds=seconds)
+        with self._sessions.begin() as session:
+            values = {"paused_at": now, "paused_until": until, "reason": reason, "actor": actor}
+            session.execute(
+                insert(AgentState)
+                .values(name=agent, **values)
+                .on_conflict_do_update(index_elements=["name"], set_=values)
+            )
+            details = None if seconds is None else {"seconds": seconds}
+            note(session, "pause", actor=actor, subject=agent, reason=reason, details=details)
+
+    def resume(self, agent: str, *, actor: str, reason: str | None = None) -> bool:
+        """Let *agent* be claimed again; return whether it was paused. Committed on return. The caller wakes workers."""
+        _check(agent)
+        check_text("reason", reason)
+        with self._sessions.begin() as session:
+            paused = session.scalars(
+                update(AgentState)
+                .where(AgentState.name == agent, AgentState.paused_at.is_not(None))
+                .values(paused_at=None, paused_until=None, reason=None, actor=None)
+                .returning(AgentState.name),
+                execution_options={"synchronize_session": False},
+            ).all()
+            note(session, "resume", actor=actor, subject=agent, reason=reason)
+        return bool(paused)
+
+    def paused(self) -> dict[str, dict[str, Any]]:
+        """The agents that are paused now, with ``since``, ``until``, ``reason`` and ``actor``."""
+        with bounded(self._sessions) as session:
+            rows = session.scalars(
+                select(AgentState).where(
+                    AgentState.paused_at.is_not(None),
+                    func.coalesce(AgentState.paused_until > func.clock_timestamp(), literal(True)),
+                )
+            ).all()
+        return {
+            row.name: {
+                "since": time_json(row.paused_at),
+                "until": time_json(row.paused_until),
+                "reason": row.reason,
+                "actor": row.actor,
+            }
+            for row in rows
+        }
+
+
+def _check(agent: str) -> None:
+    check_text("agent", agent, NAME_MAX)
+    if not agent.strip():
+        raise InvalidInput("agent: expected a name, found nothing")
+
+
+__all__ = ["AgentRepository"]
