@@ -108,9 +108,9 @@ class EventRepository:
         """
         if not events:
             return
-        arrays = {name: list(values) for (name, _), values in zip(_PIECE, zip(*events, strict=True), strict=True)}
+        arrays = {f"{name}s": list(values) for (name, _), values in zip(_PIECE, zip(*events, strict=True), strict=True)}
         with self._sessions.begin() as session:
-            session.execute(_ADD, arrays)
+            session.connection().execute(_ADD, arrays)
 
     def set_live(self, rows: Sequence[LiveRow]) -> set[tuple[int, int]]:
         """Show progress, last output, usage and session on the tasks' rows; return the (task id, attempt) pairs done.
@@ -120,7 +120,7 @@ class EventRepository:
         """
         if not rows:
             return set()
-        arrays = {name: list(values) for (name, _), values in zip(_LIVE, zip(*rows, strict=True), strict=True)}
+        arrays = {f"{name}s": list(values) for (name, _), values in zip(_LIVE, zip(*rows, strict=True), strict=True)}
         with self._sessions.begin() as session:
             return {(task_id, attempt) for task_id, attempt in session.execute(_SET_LIVE, arrays)}
 
@@ -198,7 +198,7 @@ _LIVE: tuple[tuple[str, Any], ...] = (
 
 def _arrays(columns: tuple[tuple[str, Any], ...]) -> Any:
     return (
-        func.unnest(*(bindparam(name, type_=ARRAY(kind)) for name, kind in columns))
+        func.unnest(*(bindparam(f"{name}s", type_=ARRAY(kind)) for name, kind in columns))
         .table_valued(*(column(name, kind) for name, kind in columns))
         .render_derived(name="new")
     )
@@ -224,7 +224,7 @@ def _build_add() -> Any:
     )
     return statement.on_conflict_do_update(
         index_elements=["task_id", "attempt", "seq"],
-        set_={"text": statement.excluded.text, "bytes": statement.excluded.bytes, "at": func.clock_timestamp()},
+        set_={"text": statement.excluded["text"], "bytes": statement.excluded["bytes"], "at": func.clock_timestamp()},
         where=RunEvent.seq == TAIL_SEQ,
     )
 
