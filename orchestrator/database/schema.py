@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psycopg
 from alembic import command
@@ -89,13 +89,7 @@ def check(engine: Engine) -> None:
     found = status(engine)
     if found.compatible:
         return
-    if found.have is not None and not _known(found.have):
-        raise SchemaOutOfDate(
-            f"schema is at {found.have}, which this version does not know (it needs {found.need})",
-            hint="install the version of orchestrator that the other processes use",
-            have=found.have,
-            need=found.need,
-        )
+    _refuse_unknown(found)
     raise SchemaOutOfDate(
         f"schema is at {found.have or 'nothing'}, needs {found.need}: {UPGRADE_HINT}",
         hint=UPGRADE_HINT,
@@ -129,7 +123,9 @@ def upgrade(target: str | Engine, wait: float = 60.0, say: Callable[[str], None]
                         _limit_lock_waits(connection, max(deadline - time.monotonic(), 0.001))
                         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK_KEY})
                     # Whoever held the lock may have done the work: what counts is what is there now.
-                    if not _status(connection).compatible:
+                    now = _status(connection)
+                    if not now.compatible:
+                        _refuse_unknown(now)
                         _migrate(connection)
                 return before
             except DBAPIError as error:
@@ -213,6 +209,17 @@ def _explained(error: DBAPIError) -> Exception:
     return error
 
 
+def _refuse_unknown(found: Status) -> None:
+    """Raise SchemaOutOfDate for a revision of a later version."""
+    if found.have is not None and not _known(found.have):
+        raise SchemaOutOfDate(
+            f"schema is at {found.have}, which this version does not know (it needs {found.need})",
+            hint="install the version of orchestrator that the other processes use",
+            have=found.have,
+            need=found.need,
+        )
+
+
 def _limit_lock_waits(connection: Connection, seconds: float) -> None:
     connection.execute(
         text("SELECT set_config('lock_timeout', :limit, true)"), {"limit": f"{max(1, int(seconds * 1000))}ms"}
@@ -237,10 +244,10 @@ def _status(connection: Connection) -> Status:
 def _is_next_and_compatible(connection: Connection, have: str, need: str) -> bool:
     if _known(have) or not _exists(connection, REVISIONS_TABLE):
         return False
-    rows: Any = connection.execute(text(f"SELECT revision, compatible FROM {REVISIONS_TABLE}")).tuples()
-    applied = dict(rows.all())
+    rows = connection.execute(text(f"SELECT revision, compatible FROM {REVISIONS_TABLE}"))
+    applied = {str(revision): bool(compatible) for revision, compatible in rows}
     unknown = [revision for revision in applied if not _known(revision)]
-    return need in applied and unknown == [have] and bool(applied[have])
+    return need in applied and unknown == [have] and applied[have]
 
 
 def _exists(connection: Connection, table: str) -> bool:
