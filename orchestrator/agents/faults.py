@@ -112,7 +112,7 @@ _WORDS: tuple[tuple[re.Pattern[str], OutcomeClass, str], ...] = tuple(
             "usage_limit",
         ),
         (
-            r"rate[_ -]?limit|too many requests|\b(?:status|error|code|http)\W{0,3}(?:code\W{0,2})?429\b|^\W*429\b",
+            r"rate[_ -]?limit|too many requests|\b(?:status|error|code|http)\W{0,3}(?:code\W{0,2})?429\b",
             OutcomeClass.RATE_LIMITED,
             "rate_limit",
         ),
@@ -124,7 +124,7 @@ _WORDS: tuple[tuple[re.Pattern[str], OutcomeClass, str], ...] = tuple(
         (
             r"not logged in|please run /login|please log ?in|authentication[_ ](?:error|failed)|invalid (?:x-)?api[ _-]key"
             r"|incorrect api key|api key not valid|oauth token (?:has expired|revoked)|token (?:has )?expired|unauthorized"
-            r"|\b(?:status|error|code|http)\W{0,3}(?:code\W{0,2})?40[13]\b|^\W*401\b|permission_error",
+            r"|\b(?:status|error|code|http)\W{0,3}(?:code\W{0,2})?40[13]\b|permission_error",
             OutcomeClass.UNAUTHENTICATED,
             "authentication",
         ),

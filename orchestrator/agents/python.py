@@ -373,11 +373,7 @@ class PythonAgent:
         if frame is not None and frame["t"] == "end" and not frame.get("rest") and frame["status"] != "stopped":
             pool.release(found)
             return self._outcome(frame, words, live)
-        try:
-            ended = await pool.discard(found, self._kill_grace)
-        except asyncio.CancelledError:
-            await found.tree.wait()
-            raise
+        ended = await pool.discard(found, self._kill_grace)
         notes = _about(ended, leftovers=frame is not None and frame["t"] == "end" and bool(frame.get("rest")))
         if frame is not None and frame["t"] == "end" and frame["status"] != "stopped":
             outcome = self._outcome(frame, words, live)

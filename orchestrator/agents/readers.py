@@ -170,7 +170,7 @@ class EventsFile:
             event = parse(line.strip())
         except ValueError:
             event = None
-        if not isinstance(event, dict) or event.get("type") not in CONTRACT_LINES:
+        if not isinstance(event, dict) or str(event.get("type")) not in CONTRACT_LINES:
             known = ", ".join(sorted(CONTRACT_LINES))
             self._findings.note(f"a line of the events file was ignored: expected a JSON object of type {known}")
             return
@@ -195,7 +195,7 @@ class JsonlReader(EventReader):
             value = event.get("value", event.get("result", event))
             self._result(value, succeeded=False)
             self.has_result = True
-        elif kind in CONTRACT_LINES:
+        elif str(kind) in CONTRACT_LINES:
             read_contract_line(event, self._findings, self._signals)
         elif kind in ("assistant", "user", "system"):
             self._session(event.get("session_id"))

@@ -23,6 +23,7 @@ TEXT_LIMIT = 64 * 1024
 _TAIL = 8 * 1024
 JOINED_LIMIT = 1024 * 1024
 _NOTES = 20
+_NO_BRACE = 64 * 1024
 
 
 class Signals(Protocol):
@@ -172,6 +173,10 @@ class Lines:
             self._skipping = True
             return
         self._part += data
+        if len(self._part) > _NO_BRACE and b"{" not in self._part:
+            # No object starts in it: there is no need to hold on to a wall of text until it ends.
+            self._part.clear()
+            self._skipping = True
 
     def _take(self) -> bytes | None:
         self._skipping = False
@@ -282,10 +287,14 @@ class Reader:
         self._end()
         findings = self._findings
         for tail in (self._stdout, self._stderr):
-            lines = [line.strip() for line in tail.text().splitlines() if line.strip()]
+            lines = [line.strip() for line in tail.text().splitlines() if self._means(line.strip())]
             if lines:
                 findings.last_lines = [shorten(line, 1_000) for line in lines[-3:]]
         return findings
+
+    def _means(self, line: str) -> bool:
+        """Whether *line* says something to a person."""
+        return bool(line)
 
     @abstractmethod
     def _read(self, data: bytes) -> None: ...
@@ -320,6 +329,10 @@ class EventReader(Reader):
     def _read(self, data: bytes) -> None:
         for line in self._lines.feed(data):
             self._line(line)
+
+    def _means(self, line: str) -> bool:
+        # What stands in events is read from them; as text it would only be mistaken for words about a failure.
+        return bool(line) and not line.startswith("{")
 
     def _line(self, line: bytes) -> None:
         event = parse_object(line)

@@ -29,6 +29,7 @@ from orchestrator.domain.words import OutcomeClass
 
 EXIT_TRANSIENT = 75
 EXIT_PERMANENT = 77
+_CLIS = frozenset({"claude", "codex", "gemini", "opencode"})
 
 _GEMINI = {
     41: (OutcomeClass.UNAUTHENTICATED, "authentication"),
@@ -110,7 +111,9 @@ def verdict(
         if findings.result_due and not findings.has_result:
             return ends(OutcomeClass.TRANSIENT, "no_result", _with(f"exit 0 without {findings.result_due}", last))
         return ends(OutcomeClass.DONE)
-    named = next((found for line in reversed(findings.last_lines) if (found := from_text(line))), None)
+    # The last words of a program that we know nothing of are one line; a known CLI says more around them.
+    words = findings.last_lines if findings.output in _CLIS else findings.last_lines[-1:]
+    named = next((found for line in reversed(words) if (found := from_text(line))), None)
     if named is not None:
         return ends(
             named.status,
