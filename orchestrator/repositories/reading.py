@@ -48,6 +48,11 @@ class ReadingRepository:
     def __init__(self, engine: Engine) -> None:
         self._sessions = sessionmaker(engine, expire_on_commit=False)
 
+    def now(self) -> datetime:
+        """The database's time: what every stored instant is compared with."""
+        with bounded(self._sessions) as session:
+            return overview.database_now(session)
+
     # -- single tasks ---------------------------------------------------------------------------------------------
 
     def entity(self, task_id: int) -> Task:

@@ -227,6 +227,28 @@ class TaskRepository:
             rows = session.execute(_running(Task.claimed_by.in_(dead)).limit(limit)).all()
             return _lose(session, rows, give_up_after)
 
+    def idle(self, agents: Sequence[Known], plan_id: int | None = None) -> bool:
+        """Whether no task of *agents* runs anywhere, is due, or waits for a retry. Held tasks do not count.
+
+        With *plan_id* only that plan's current tasks count, and those that are not due yet as well: a plan is worked to
+        its end. Uses tasks_running, tasks_ready, tasks_not_due and tasks_of_plan.
+        """
+        pending = (Task.status == TaskStatus.PENDING, Task.held_at.is_(None))
+        mine: list[Any] = [Task.route == any_(literal([agent.route for agent in agents], ARRAY(Text)))]
+        if plan_id is not None:
+            mine += [Task.plan_id == plan_id, Task.superseded_at.is_(None)]
+            waits = true()
+        else:
+            waits = Task.due | (Task.available_at <= func.clock_timestamp()) | (Task.attempt > 0)
+        with self._sessions() as session:
+            busy = session.scalar(
+                select(
+                    exists().where(Task.status == TaskStatus.RUNNING, *mine)
+                    | exists().where(*pending, waits, *mine)
+                )
+            )
+        return not busy
+
     def orphans(self) -> list[UUID]:
         """Owners of running tasks that have no living worker row: dead ones, and unknown ones from a restored dump."""
         with self._sessions() as session:
