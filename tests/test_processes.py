@@ -9,6 +9,7 @@ import pwd
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -482,3 +483,23 @@ def test_a_keeper_that_is_closed_leaves_nothing(wait_until: WaitUntil) -> None:
     assert not folder.exists()
     assert not Path(f"/proc/{guardian}").exists()
     assert descriptors() == before
+
+
+def test_directories_of_the_dead_are_removed_and_those_of_the_living_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that died together with its guardian leaves a directory, which the next one removes: the lock tells."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    living = processes.Keeper()
+    kept = Path(living.directory)
+    dead = tmp_path / "orchestrator-agents-dead"
+    dead.mkdir()
+    (dead / "lock").touch()
+    for folder in (kept, dead):
+        os.utime(folder, (0, 0))
+    other = processes.Keeper()
+    assert Path(other.directory).is_dir()
+    assert kept.is_dir()
+    assert not dead.exists()
+    living.close()
+    other.close()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import mmap
 import os
 import shutil
@@ -52,6 +53,7 @@ _RESTORED = tuple(
     )
     if (number := getattr(signal, name, None)) is not None
 )
+_DIRECTORY = "orchestrator-agents-"
 _UNKNOWN_EXIT = 255
 _ZOMBIE_AGE = 5.0
 
@@ -96,6 +98,7 @@ class Keeper:
         self._zombies: dict[tuple[int, int], float] = {}
         self._lock = threading.Lock()
         self._directory: str | None = None
+        self._directory_lock = -1
         self._children = f"/proc/{self.pid}/task/{self.pid}/children"
         self.guardian = 0
         self.signals_seen = float("-inf")
@@ -113,9 +116,12 @@ class Keeper:
 
     @property
     def directory(self) -> str:
-        """A directory that only this user can read; gone when this process is."""
+        """A directory that only this user can read; gone when this process is, at the latest when the next one starts."""
         if self._directory is None:
-            self._directory = tempfile.mkdtemp(prefix="orchestrator-")
+            _remove_abandoned()
+            self._directory = tempfile.mkdtemp(prefix=_DIRECTORY)
+            self._directory_lock = os.open(f"{self._directory}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._directory_lock, fcntl.LOCK_EX)
         return self._directory
 
     def spare(self, pid: int) -> None:
@@ -254,10 +260,26 @@ class Keeper:
                 os.waitpid(self.guardian, 0)
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
+            os.close(self._directory_lock)
         os.close(self.null)
         self._table.close()
         os.close(self._table_fd)
-        _keeper = None
+        if _keeper is self:
+            _keeper = None
+
+
+def _remove_abandoned() -> None:
+    """Remove the directories of workers that were killed together with their guardians: nobody holds their lock."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_DIRECTORY}*"):
+        with contextlib.suppress(OSError):
+            if folder.lstat().st_uid != os.geteuid() or time.time() - folder.lstat().st_mtime < 60:
+                continue
+            lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def _shared_table() -> tuple[int, mmap.mmap]:
