@@ -243,8 +243,7 @@ class TaskRepository:
         with self._sessions() as session:
             busy = session.scalar(
                 select(
-                    exists().where(Task.status == TaskStatus.RUNNING, *mine)
-                    | exists().where(*pending, waits, *mine)
+                    exists().where(Task.status == TaskStatus.RUNNING, *mine) | exists().where(*pending, waits, *mine)
                 )
             )
         return not busy
