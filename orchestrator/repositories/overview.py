@@ -490,7 +490,7 @@ def finished_estimate(session: Session) -> dict[str, int | None]:
     ).one()
     ended = (TaskStatus.DONE.value, TaskStatus.FAILED.value, TaskStatus.CANCELLED.value)
     if size <= SMALL_BYTES:
-        counted = dict(session.execute(select(Task.status, func.count()).group_by(Task.status)).tuples().all())
+        counted: dict[str, int] = dict(session.execute(select(Task.status, func.count()).group_by(Task.status)).all())
         return {status: counted.get(status, 0) for status in ended}
     shares = session.execute(
         text(

@@ -92,15 +92,13 @@ class SnapshotRepository:
                 .order_by(Dependency.depends_on)
             ):
                 needs.setdefault(task_id, []).append(parent)
-            elapsed = dict(
+            elapsed: dict[int, float] = dict(
                 session.execute(
                     select(Run.task_id, func.sum(Run.duration_seconds))
                     .join(Task, Task.id == Run.task_id)
                     .where(*current)
                     .group_by(Run.task_id)
-                )
-                .tuples()
-                .all()
+                ).all()
             )
             spent = overview.spent(session, ids)
         return tuple(_plan_task(row, needs.get(row.id, ()), elapsed.get(row.id), spent.get(row.id)) for row in rows)
