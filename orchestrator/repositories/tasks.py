@@ -237,7 +237,7 @@ class TaskRepository:
         mine: list[Any] = [Task.route == any_(literal([agent.route for agent in agents], ARRAY(Text)))]
         if plan_id is not None:
             mine += [Task.plan_id == plan_id, Task.superseded_at.is_(None)]
-            waits = true()
+            waits: Any = true()
         else:
             waits = Task.due | (Task.available_at <= func.clock_timestamp()) | (Task.attempt > 0)
         with self._sessions() as session:
