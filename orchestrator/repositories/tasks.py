@@ -117,7 +117,7 @@ class TaskRepository:
             "limit": limit,
         }
         if plan_id is not None:
-            values["plan_id"] = plan_id
+            values["of_plan"] = plan_id
         with self._sessions() as session:
             connection = session.connection()
             sent = time.perf_counter()
@@ -332,7 +332,7 @@ def _build_claim(many: bool, of_plan: bool, suspects: bool) -> Select[Any] | Upd
             .where(
                 *ready,
                 suspicion,
-                Task.plan_id == bindparam("plan_id", type_=BigInteger),
+                Task.plan_id == bindparam("of_plan", type_=BigInteger),
                 Task.route.in_(select(open_agents.c.route)),
                 exists(select(me.c.id)),
             )
