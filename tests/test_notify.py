@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from orchestrator.database import notify
+from orchestrator.database.embedded import WORKER_APPLICATION
 from orchestrator.database.engine import make_engine
 from orchestrator.database.notify import Listener, Notifier, payload
 from tests.conftest import WaitUntil
@@ -115,7 +116,7 @@ def _end_listeners(engine: Engine) -> int:
         found = connection.execute(
             text(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE application_name = 'orchestrator listener' AND datname = current_database()"
+                " WHERE application_name = 'orchestrator worker listener' AND datname = current_database()"
             )
         )
         return len(found.all())
@@ -171,7 +172,7 @@ def test_a_quiet_connection_is_kept(
     with TcpProxy(database_url) as proxy, listening(proxy.url, ping=0.005) as ears:
         asked = text(
             "SELECT query = 'SELECT 1' FROM pg_stat_activity"
-            " WHERE application_name = 'orchestrator listener' AND datname = current_database()"
+            " WHERE application_name = 'orchestrator worker listener' AND datname = current_database()"
         )
 
         def was_asked() -> bool:
@@ -182,6 +183,15 @@ def test_a_quiet_connection_is_kept(
         notifier.notify(["a"])
         assert ears.next() == "a"
         assert proxy.accepted == 1
+
+
+def test_a_listener_counts_as_a_worker(database_url: str, engine: Engine) -> None:
+    """By its listener a worker is known to be alive when somebody stops the embedded server."""
+    with listening(database_url), engine.connect() as connection:
+        names = connection.scalars(
+            text("SELECT application_name FROM pg_stat_activity WHERE datname = current_database()")
+        ).all()
+    assert any(name.startswith(WORKER_APPLICATION) for name in names)
 
 
 def test_a_fault_of_the_callback_is_survived(

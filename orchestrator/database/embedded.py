@@ -45,7 +45,7 @@ NAME = "orchestrator"
 """The superuser and the database of the embedded server."""
 
 WORKER_APPLICATION = "orchestrator worker"
-"""Connections whose application name begins with this belong to a worker: ``stop`` spares them unless forced."""
+"""Connections whose application name begins with this (every worker's listener) keep ``stop`` from stopping."""
 
 LOCK_SECONDS = 180.0
 START_SECONDS = 120.0

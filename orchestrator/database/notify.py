@@ -23,6 +23,7 @@ from psycopg import pq
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
+from orchestrator.database.embedded import WORKER_APPLICATION
 from orchestrator.database.engine import connection_parameters
 from orchestrator.database.transient import reason
 from orchestrator.errors import OrchestratorError
@@ -121,7 +122,7 @@ class Listener:
         *,
         connected: Callable[[], None] | None = None,
         pooler: str | None = None,
-        application_name: str = "orchestrator listener",
+        application_name: str = f"{WORKER_APPLICATION} listener",
         ping: float = PING_SECONDS,
         answer: float = ANSWER_SECONDS,
     ) -> None:
