@@ -344,7 +344,7 @@ print("left", code)
 class Session:
     """A dashboard in a process of its own on a pseudo-terminal."""
 
-    def __init__(self, flag: Path) -> None:
+    def __init__(self, flag: Path, arguments: list[str] | None = None) -> None:
         self.master, slave = pty.openpty()
         self.resize(80, 24)
         self.before = termios.tcgetattr(slave)
@@ -357,7 +357,7 @@ class Session:
                 signal.signal(number, signal.SIG_DFL)
 
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT.format(root=str(ROOT), flag=str(flag))],
+            [sys.executable, *(arguments or ["-c", SCRIPT.format(root=str(ROOT), flag=str(flag))])],
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -452,3 +452,49 @@ def test_dashboard_restores_the_terminal_at_any_end(session: Session, how: str |
     session.end()
     assert f"left {code}" in session.raw
     session.assert_restored()
+
+
+SHELL = """
+import os, signal, subprocess, sys, termios
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+before = termios.tcgetattr(0)
+
+def foreground():
+    os.setpgid(0, 0)
+    os.tcsetpgrp(0, os.getpid())
+    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+
+job = subprocess.Popen([sys.executable, "-c", sys.argv[1]], preexec_fn=foreground)
+_, status = os.waitpid(job.pid, os.WUNTRACED)
+os.tcsetpgrp(0, os.getpid())
+print("stopped", os.WIFSTOPPED(status), termios.tcgetattr(0) == before, flush=True)
+sys.stdin.readline()
+os.tcsetpgrp(0, job.pid)
+os.killpg(job.pid, signal.SIGCONT)
+code = job.wait()
+os.tcsetpgrp(0, os.getpid())
+print("ended", code, termios.tcgetattr(0) == before, flush=True)
+"""
+
+
+def test_ctrl_z_stops_for_real_and_comes_back(tmp_path: Path) -> None:
+    """Ctrl-Z gives the terminal back and stops the process; continued, it draws whole and reads keys again."""
+    script = SCRIPT.format(root=str(ROOT), flag=str(tmp_path / "away"))
+    session = Session(tmp_path, ["-c", SHELL, script])
+    try:
+        session.until(lambda raw: "? keys  q quit" in raw)
+        session.key("\x1a")
+        session.until(lambda raw: re.search(r"stopped .*\n", raw))
+        assert "stopped True True" in session.raw
+        assert session.raw.rindex("\x1b[?1049l") > session.raw.rindex("\x1b[?1049h")
+        assert session.raw.rindex("\x1b[?25h") > session.raw.rindex("\x1b[?25l")
+        mark = len(session.raw)
+        session.key("\n")
+        session.until(lambda raw: "\x1b[?1049h" in raw and "? keys  q quit" in raw, mark)
+        session.key("?")
+        session.until(lambda raw: "freeze the picture" in raw, mark)
+        session.key("q")
+        session.until(lambda raw: re.search(r"ended .*\n", raw), mark)
+        assert "ended 0 True" in session.raw
+    finally:
+        session.close()

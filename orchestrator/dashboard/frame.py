@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from orchestrator.dashboard.text import ASCII_ELLIPSIS, ELLIPSIS, ascii_only, cells, clean, cut, pad_left
+from orchestrator.dashboard.text import ASCII_ELLIPSIS, ELLIPSIS, ascii_only, cells, clean, cut
 
 NO_LIMIT = 1_000_000
 """The width of something that is no screen: nothing is cut."""
@@ -165,6 +165,8 @@ class Line:
 
     def trimmed(self) -> Line:
         """Return this line without spaces at its end, and never wider than the screen."""
+        if self.width <= self.look.width and self.parts and self.parts[-1][0][-1] != " ":
+            return self
         while self.parts:
             text, style = self.parts[-1]
             bare = text.rstrip(" ")
@@ -260,15 +262,27 @@ def join(columns: Sequence[Column], width: int) -> dict[str, Place]:
 
 def row(look: Look, places: Mapping[str, Place], values: Mapping[str, tuple[str, str]]) -> Line:
     """Return a line with *values* (text, style) in their places; right-aligned text is never cut, other text is."""
+    # Written out, not by Line.add: a full screen has thousands of cells, and each is cleaned and measured once here.
     line = Line(look)
+    at = 0
     for key, place in places.items():
         text, style = values.get(key, ("", ""))
         if not text:
             continue
         text = look.show(text)
+        width = cells(text)
+        start = place.start
         if place.column.right:
-            text = pad_left(text, place.width)
-        line.to(place.start).add(cut(text, place.width, look.ellipsis) if not place.column.right else text, style)
+            start += place.width - width
+        elif width > place.width:
+            text = cut(text, place.width, look.ellipsis)
+            width = cells(text)
+        if start > at:
+            line.parts.append((" " * (start - at), ""))
+            at = start
+        line.parts.append((text, style))
+        at += width
+    line.width = at
     return line.trimmed()
 
 

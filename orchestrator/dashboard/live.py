@@ -427,11 +427,7 @@ class BoardLive:
         try:
             what, value = self._inbox.get(timeout=REST_SECONDS)
         except Empty:
-            if self._keys is not None and not self._keys.taken and foreground(self._stream):
-                self._keys.take()
-                self._screen.redraw()
-                self._draw()
-            elif self._away is not None:
+            if self._regain() or self._away is not None:
                 self._draw()
             return None
         if what == "end":
@@ -445,11 +441,18 @@ class BoardLive:
         elif what == "away":
             self._away = value
         elif what in ("resize", "continue"):
-            if self._keys is not None:
-                self._keys.take()
             self._screen.redraw()
+        self._regain()
         self._draw()
         return None
+
+    def _regain(self) -> bool:
+        """Set the terminal for keys anew after a stop, once in the foreground; return whether that was to be done."""
+        if self._keys is None or self._keys.taken or not foreground(self._stream):
+            return False
+        self._keys.take()
+        self._screen.redraw()
+        return self._keys.taken
 
     def _take(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot

@@ -32,6 +32,11 @@ def _escape(match: re.Match[str]) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+@lru_cache(maxsize=2048)
+def _cleaned(text: str) -> str:
+    return _HARMFUL.sub(_escape, _VARIATION.sub("", _NEWLINE.sub(" ", text)))
+
+
 def clean(text: str) -> str:
     """Return *text* as one line that any terminal shows as it stands.
 
@@ -40,8 +45,7 @@ def clean(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    text = _VARIATION.sub("", _NEWLINE.sub(" ", text))
-    return _HARMFUL.sub(_escape, text)
+    return _cleaned(text) if len(text) <= 1000 else _cleaned.__wrapped__(text)
 
 
 def ascii_only(text: str) -> str:
@@ -56,7 +60,14 @@ def _cell(char: str) -> int:
 
 def cells(text: str) -> int:
     """Return how many terminal cells *text* takes; wide characters take two, combining ones none."""
-    return len(text) if text.isascii() else sum(map(_cell, text))
+    if text.isascii():
+        return len(text)
+    return _measured(text) if len(text) <= 1000 else sum(map(_cell, text))
+
+
+@lru_cache(maxsize=2048)
+def _measured(text: str) -> int:
+    return sum(map(_cell, text))
 
 
 def cut(text: str, width: int, ellipsis: str = ELLIPSIS) -> str:
