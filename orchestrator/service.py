@@ -55,7 +55,7 @@ from orchestrator.settings import Settings
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-AgentLike = str | AgentFunction | Agent
+AgentLike = str | AgentFunction[..., Any] | Agent
 
 CLAIM_PATIENCE = 5.0
 """Seconds that a claim tries again after a database fault before it gives up its turn."""
@@ -295,11 +295,11 @@ class Orchestrator:
 
     def plan_id(self, name: str) -> int:
         """The id of the plan called *name*. Raises NotFound."""
-        return self._plans.find(name)
+        return transient(lambda: self._plans.find(name), give_up_after=0)
 
     def plan_tasks(self, plan_id: int) -> list[int]:
         """The ids of a plan's current tasks, in the plan's order."""
-        return self._plans.current(plan_id)
+        return transient(lambda: self._plans.current(plan_id), give_up_after=0)
 
     def notify(self, agents: Iterable[str]) -> None:
         """Tell workers that there may be work for *agents*: a hint, after the commit, never an error."""
@@ -309,23 +309,23 @@ class Orchestrator:
 
     def get(self, task_id: int) -> Task:
         """The task as a detached entity. Raises NotFound."""
-        return self.reading.entity(task_id)
+        return transient(lambda: self.reading.entity(task_id), give_up_after=0)
 
     def runs(self, task_id: int) -> list[Run]:
         """The runs of a task, by attempt. Raises NotFound when there is no such task."""
-        self.reading.entity(task_id)
-        return self._runs.of_task(task_id)
+        self.get(task_id)
+        return transient(lambda: self._runs.of_task(task_id), give_up_after=0)
 
     def status(self) -> dict[str, Any]:
         """Counts, agents, running tasks, workers, lock-hold times and alerts, as ``orchestrator status --json``."""
-        return self.reading.status()
+        return transient(self.reading.status, give_up_after=0)
 
     def wait(self, task_id: int, timeout: float | None = None) -> Task:
         """Wait until the task has ended and return it. Raises TimeoutError after *timeout* seconds, and NotFound."""
         deadline = None if timeout is None else time.monotonic() + timeout
         pause = 0.02
         while True:
-            status = self.reading.statuses([task_id]).get(task_id)
+            status = transient(lambda: self.reading.statuses([task_id]), give_up_after=CLAIM_PATIENCE).get(task_id)
             if status is None:
                 raise NotFound(f"task {task_id} does not exist", task=task_id)
             if status in ENDED:
@@ -343,11 +343,15 @@ class Orchestrator:
 
         Returns its status now. Raises Conflict when it is done or failed, NotFound when there is none.
         """
-        return self.operations.cancel_one(task_id, actor=actor, reason=reason)
+        return transient(
+            lambda: self.operations.cancel_one(task_id, actor=actor, reason=reason), give_up_after=CLAIM_PATIENCE
+        )
 
     def retry(self, task_id: int, *, actor: str = "python", reason: str | None = None) -> TaskStatus:
         """Open a failed or cancelled task again, with its descendants; committed on return. Raises Conflict."""
-        status = self.operations.retry_one(task_id, actor=actor, reason=reason)
+        status = transient(
+            lambda: self.operations.retry_one(task_id, actor=actor, reason=reason), give_up_after=CLAIM_PATIENCE
+        )
         self.notify({self.get(task_id).agent})
         return status
 
@@ -398,49 +402,49 @@ class Orchestrator:
 
     def drain(self, worker: str) -> UUID:
         """Ask a worker, by name or id, to claim no more and to end. Raises NotFound and Conflict."""
-        return self._workers.drain(worker)
+        return transient(lambda: self._workers.drain(worker), give_up_after=0)
 
     def judge(self) -> list[UUID]:
         """Declare silent workers dead, if there is a witness; return their ids."""
-        return self._workers.judge()
+        return transient(lambda: self._workers.judge(), give_up_after=0)
 
     def witness(self) -> bool:
         """Whether somebody has been renewing for long enough that silence of others means something."""
-        return self._workers.witness(self.settings.lease)
+        return transient(lambda: self._workers.witness(self.settings.lease), give_up_after=0)
 
     def mark_gone(self, workers: Sequence[UUID], why: str) -> list[UUID]:
         """Declare workers dead whose processes are known to be gone; return those buried by this call."""
-        return self._workers.mark_gone(workers, why)
+        return transient(lambda: self._workers.mark_gone(workers, why), give_up_after=0)
 
     def neighbours(self, who: Identity) -> list[Neighbour]:
         """Live workers of the same host, boot and PID namespace."""
-        return self._workers.neighbours(who)
+        return transient(lambda: self._workers.neighbours(who), give_up_after=0)
 
     def take_back(self, limit: int = 100) -> list[tuple[int, int, str]]:
         """Take tasks of dead workers back, in id order; call again until it returns nothing."""
-        return self._tasks.take_back(limit, self.settings.give_up_after)
+        return transient(lambda: self._tasks.take_back(limit, self.settings.give_up_after), give_up_after=0)
 
     def promote(self) -> float | None:
         """Make due what has become due; return the seconds until the next one."""
-        agents, upcoming = self._tasks.promote()
+        agents, upcoming = transient(self._tasks.promote, give_up_after=0)
         self.notify(agents)
         return upcoming
 
     def cancel_requests(self, worker: UUID) -> list[tuple[int, int]]:
         """The (task, attempt) pairs of *worker* that somebody asked to cancel."""
-        return self._tasks.cancel_requests(worker)
+        return transient(lambda: self._tasks.cancel_requests(worker), give_up_after=0)
 
     def owned(self, worker: UUID) -> set[tuple[int, int]]:
         """Every (task, attempt) that the database says *worker* runs."""
-        return self._tasks.owned(worker)
+        return transient(lambda: self._tasks.owned(worker), give_up_after=0)
 
     def hand_back(self, worker: UUID, held: Sequence[tuple[int, int]], reason: str) -> int:
         """Give tasks back as ``interrupted``; return how many still were this worker's."""
-        return self._tasks.hand_back(worker, held, reason)
+        return transient(lambda: self._tasks.hand_back(worker, held, reason), give_up_after=0)
 
     def idle(self, agents: Sequence[Known], plan_id: int | None = None) -> bool:
         """Whether no task of *agents* runs anywhere, is due, or waits for a retry."""
-        return self._tasks.idle(agents, plan_id)
+        return transient(lambda: self._tasks.idle(agents, plan_id), give_up_after=0)
 
 
 def new_task(given: Mapping[str, Any]) -> NewTask:
@@ -516,8 +520,10 @@ class _Renewal:
         self._thread.start()
 
     def watch(self, loop: asyncio.AbstractEventLoop, stop: Stop) -> None:
-        message = "the lease could not be renewed"
-        self._stop = lambda: loop.call_soon_threadsafe(stop.request, OutcomeClass.INTERRUPTED, message) and None
+        def ask() -> None:
+            loop.call_soon_threadsafe(stop.request, OutcomeClass.INTERRUPTED, "the lease could not be renewed")
+
+        self._stop = ask
 
     def end(self) -> None:
         self._end.set()

@@ -83,7 +83,7 @@ class States(RuleBasedStateMachine):
         worker = next(iter(sorted(self.live)), None)
         if worker is None or fresh:
             worker = self.workers.register(
-                Identity("host", 1, "boot", None, 1, None),
+                Identity("host", 1, "boot", None, 1, "token"),
                 name="w",
                 slots=3,
                 agents=["a", "b"],

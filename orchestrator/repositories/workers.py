@@ -113,7 +113,7 @@ class WorkerRepository:
         others were silent meanwhile.
         """
         now = func.clock_timestamp()
-        late = now - WorkerRow.renewed_at > WorkerRow.heartbeat * 2
+        late = now - WorkerRow.renewed_at > (WorkerRow.heartbeat + WorkerRow.heartbeat)
         with self._sessions.begin() as session:
             row = session.execute(
                 update(WorkerRow)
@@ -225,7 +225,7 @@ def _witness(lease: Any) -> tuple[ColumnElement[bool], ...]:
     return (
         WorkerRow.dead_at.is_(None),
         WorkerRow.stopped_at.is_(None),
-        WorkerRow.renewed_at > func.clock_timestamp() - WorkerRow.heartbeat * 2,
+        WorkerRow.renewed_at > func.clock_timestamp() - (WorkerRow.heartbeat + WorkerRow.heartbeat),
         WorkerRow.renewing_since <= func.clock_timestamp() - lease,
     )
 
