@@ -283,8 +283,8 @@ def main(fd: int, lifeline: int) -> None:
             }
         )
         return
-    for name in [name for name in os.environ if name.startswith("ORCHESTRATOR_")]:
-        del os.environ[name]
+    for name in hello["forget"]:
+        os.environ.pop(name, None)
     on_loop = is_async(function)
     pid = os.getpid()
     link.send({"t": "ready"})

@@ -275,9 +275,10 @@ class AgentFunction(Generic[P, R]):
         self.isolation: Isolation = isolation or ("loop" if self.is_async else "process")
         self.kill_grace = kill_grace
         self.tasks_per_child = tasks_per_child
-        for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
-            if hasattr(function, attribute):
-                setattr(self, attribute, getattr(function, attribute))
+        self.__name__: str = getattr(function, "__name__", type(function).__name__)
+        self.__qualname__: str = getattr(function, "__qualname__", self.__name__)
+        self.__module__ = getattr(function, "__module__", self.__module__)
+        self.__doc__ = function.__doc__
         self.__wrapped__ = function
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -20,6 +20,7 @@ from signal import SIGTERM, Signals
 from typing import Any
 
 from orchestrator.agents import child
+from orchestrator.agents.census import MARK_NAME
 from orchestrator.agents.children import Pool, StartFailed
 from orchestrator.agents.environment import environment, withheld
 from orchestrator.agents.faults import Fault, outcome_of, qualified_name, shorten, told, trace_of
@@ -466,8 +467,9 @@ class PythonAgent:
         else:
             # /proc shows the environment that a process started with to every agent of the same user.
             variables = {name: value for name, value in own.items() if not withheld(name, value)}
-            secret = {name: value for name, value in own.items() if name not in variables}
+            secret = {name: value for name, value in own.items() if name not in variables and name != MARK_NAME}
         hello = {"sys_path": [str(entry) for entry in sys.path], "argv": list(sys.argv), "environ": secret, **way}
+        hello["forget"] = [name for name in secret if name.startswith("ORCHESTRATOR_")]
         return Pool(hello, variables, cwd=cwd, tasks_per_child=self._tasks_per_child, kill_grace=self._kill_grace)
 
 
