@@ -47,6 +47,11 @@ ROUTE_SEPARATOR = "\x1f"
 DEFAULT_RETRY = RetryPolicy()
 DEFAULT_MAX_RETRIES = 2
 
+DEEPER = 5_000
+"""How many tasks of each agent a claim looks past that came up empty although there are ready ones."""
+DEMOTED_AT_ONCE = 1_000
+"""Rows that say that they are due and are not: so many are put right at once when they are all that a claim meets."""
+
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -100,7 +105,8 @@ class TaskRepository:
         (max_retries, retry, budget) is filled from *agents*.
         """
         routes = [known.route for known in agents]
-        statement = _CLAIMS[(len(routes) > 1, plan_id is not None, suspects)]
+        kind = (plan_id is not None, suspects)
+        statement = _CLAIMS[(len(routes) > 1, *kind)]
         values = {
             "worker": worker,
             "known_routes": routes,
@@ -115,24 +121,28 @@ class TaskRepository:
             "known_turns": [known.budget.turns for known in agents],
             "known_on_limit": [known.budget.on_limit.value for known in agents],
             "limit": limit,
+            "spare": limit * 4,
         }
         if plan_id is not None:
             values["of_plan"] = plan_id
+        alive = True
         with self._sessions() as session:
             connection = session.connection()
             sent = time.perf_counter()
             rows = connection.execute(statement, values).all()
+            while not rows:
+                alive, left = connection.execute(_LEFT[kind], values).one()
+                if not (alive and left):
+                    break
+                # Something is ready by its index: rows in other hands at the head, or rows that are not due after all.
+                demoted = connection.execute(_DEMOTE[kind], values).rowcount
+                rows = connection.execute(statement, {**values, "spare": limit + DEEPER}).all()
+                if demoted < DEMOTED_AT_ONCE:
+                    break
             session.commit()
             held = time.perf_counter() - sent
-            if not rows:
-                alive = self._alive(session, worker)
-                session.rollback()
-                return Claimed([], held, alive)
         rows = sorted(rows, key=lambda row: (-row.priority, row.id))
-        return Claimed([_claim(row) for row in rows], held)
-
-    def _alive(self, session: Session, worker: UUID) -> bool:
-        return bool(session.scalar(select(exists().where(WorkerRow.id == worker, WorkerRow.dead_at.is_(None)))))
+        return Claimed([_claim(row) for row in rows], held, alive)
 
     def parents_results(self, task_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
         """The results of the tasks that each of *task_ids* depends on, by the parent's name; unnamed ones by ``#id``."""
@@ -324,7 +334,7 @@ def _build_claim(many: bool, of_plan: bool, suspects: bool) -> Select[Any] | Upd
     suspicion = Task.lost_count > zero if suspects else Task.lost_count == zero
     # After the statement's snapshot was taken, and once a row: no visible row can have a later default than this.
     now = func.clock_timestamp()
-    limit = bindparam("limit", type_=Integer)
+    limit, spare = bindparam("limit", type_=Integer), bindparam("spare", type_=Integer)
     order = (Task.priority.desc(), Task.id)
     if of_plan:
         picked = (
@@ -365,14 +375,14 @@ def _build_claim(many: bool, of_plan: bool, suspects: bool) -> Select[Any] | Upd
                 inner.route == open_agents.c.route,
             )
             .order_by(inner.priority.desc(), inner.id)
-            .limit(limit * 4)
+            .limit(spare)
             .lateral("head")
         )
         candidates = (
             select(head.c.id)
             .select_from(open_agents.join(head, true()))
             .order_by(head.c.priority.desc(), head.c.id)
-            .limit(limit * 4)
+            .limit(spare)
             .cte("candidates")
             .prefix_with("MATERIALIZED")
         )
@@ -459,6 +469,46 @@ _CLAIMS = {
     for of_plan in (False, True)
     for suspects in (False, True)
 }
+
+
+def _ready(of_plan: bool, suspects: bool) -> list[Any]:
+    """The ready tasks of some routes, paused or not, as the claim's indexes have them."""
+    pending, zero = literal("pending", literal_execute=True), literal(0, literal_execute=True)
+    conditions = [
+        Task.status == pending,
+        Task.due,
+        Task.held_at.is_(None),
+        Task.lost_count > zero if suspects else Task.lost_count == zero,
+        Task.route == any_(bindparam("known_routes", type_=ARRAY(Text))),
+    ]
+    if of_plan:
+        conditions.append(Task.plan_id == bindparam("of_plan", type_=BigInteger))
+    return conditions
+
+
+def _build_left(of_plan: bool, suspects: bool) -> Any:
+    """Whether the worker lives, and whether anything is ready by the claim's index."""
+    return select(
+        exists().where(WorkerRow.id == bindparam("worker", type_=Uuid), WorkerRow.dead_at.is_(None)),
+        exists().where(*_ready(of_plan, suspects)),
+    )
+
+
+def _build_demote(of_plan: bool, suspects: bool) -> Update:
+    """Put right what says that it is due and is not (an INSERT by hand), many at once."""
+    wrong = (
+        select(Task.id)
+        .where(*_ready(of_plan, suspects), Task.available_at > func.clock_timestamp())
+        .limit(DEMOTED_AT_ONCE)
+        .with_for_update(skip_locked=True, key_share=True)
+        .cte("wrong")
+        .prefix_with("MATERIALIZED")
+    )
+    return update(table(Task)).where(Task.id == wrong.c.id).values(due=False)
+
+
+_LEFT = {(plan, suspects): _build_left(plan, suspects) for plan in (False, True) for suspects in (False, True)}
+_DEMOTE = {(plan, suspects): _build_demote(plan, suspects) for plan in (False, True) for suspects in (False, True)}
 
 
 def _claim(row: Row[Any]) -> Claim:
