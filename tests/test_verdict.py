@@ -386,3 +386,13 @@ def test_a_traceback_is_bounded() -> None:
     assert outcome.message is not None
     assert len(outcome.message) <= 2_000
     assert len(outcome.notes[0]) < 5_000
+
+
+def test_the_reference_names_every_cause_and_output() -> None:
+    """docs/agents.md has the words that runs show, and a recipe for each CLI."""
+    text = (Path(__file__).parent.parent / "docs" / "agents.md").read_text()
+    causes = {str(cause) for _, _, _, cause, _ in CASES if cause} - set(OutcomeClass)
+    missing = sorted(cause for cause in causes - {"http_500", "http_400"} if f"`{cause}`" not in text)
+    assert missing == []
+    assert all(f"output: {output}\n" in text for output in ("text", "claude", "codex", "gemini", "opencode"))
+    assert all(f"`{status}`" in text for status in OutcomeClass if status != "suspended")
