@@ -1,0 +1,362 @@
+"""What operators do: cancel, retry, hold, release, priority; pause, resume, drain.
+
+Tasks are named by ids or by the filters of ``list``; what is done goes to the audit trail with actor and reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli import options, printing, state
+from orchestrator.cli.options import (
+    AgentOption,
+    DryRunOption,
+    IdsArgument,
+    JsonOption,
+    PlanOption,
+    ReasonOption,
+    SearchOption,
+    StatusOption,
+    TagOption,
+    YesOption,
+)
+from orchestrator.errors import Conflict, InvalidInput
+
+if TYPE_CHECKING:
+    from orchestrator.repositories.filters import TaskFilter
+    from orchestrator.repositories.operations import Changed
+    from orchestrator.service import Orchestrator
+
+TASKS = "Change tasks"
+OPERATE = "Operate"
+
+_DONE = {
+    "cancel": "cancelled",
+    "retry": "opened again",
+    "hold": "held",
+    "release": "released",
+    "priority": "given the priority",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to *app*."""
+    commands: dict[str, tuple[Callable[..., None], ...]] = {
+        TASKS: (cancel, retry, hold, release),
+        OPERATE: (pause, resume, drain),
+    }
+    for heading, each in commands.items():
+        for command in each:
+            app.command(rich_help_panel=heading)(command)
+    # A negative priority must not be taken for an option.
+    app.command(rich_help_panel=TASKS, context_settings={"ignore_unknown_options": True})(priority)
+
+
+def cancel(
+    context: typer.Context,
+    ids: IdsArgument = None,
+    status: StatusOption = None,
+    agent: AgentOption = None,
+    plan: PlanOption = None,
+    tag: TagOption = None,
+    search: SearchOption = None,
+    reason: ReasonOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Cancel tasks, and with them those that need them.
+
+    A running task is asked to end; it is cancelled once its processes are gone.
+    A task that is done or failed stays so: exit 5.
+
+    \b
+    Examples:
+      orchestrator cancel 7 8,9 --reason superseded
+      orchestrator cancel --agent coder --status pending --dry-run
+      orchestrator cancel --agent coder --status pending --yes
+    """
+    own = state.of(context, as_json)
+    which = _wanted(ids, status, agent, plan, tag, search, yes, dry_run)
+    _change(own, which, lambda orc: orc.operations.cancel(which, actor=options.actor(), reason=reason, dry_run=dry_run))
+
+
+def retry(
+    context: typer.Context,
+    ids: IdsArgument = None,
+    status: StatusOption = None,
+    agent: AgentOption = None,
+    plan: PlanOption = None,
+    tag: TagOption = None,
+    search: SearchOption = None,
+    reason: ReasonOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Open failed or cancelled tasks again, and what did not run because of them.
+
+    Their failures are forgotten; the count of attempts goes on.
+
+    \b
+    Examples:
+      orchestrator retry 7
+      orchestrator retry --plan migrate-v3 --status failed --yes
+    """
+    own = state.of(context, as_json)
+    which = _wanted(ids, status, agent, plan, tag, search, yes, dry_run)
+    _change(own, which, lambda orc: orc.operations.retry(which, actor=options.actor(), reason=reason, dry_run=dry_run))
+
+
+def hold(
+    context: typer.Context,
+    ids: IdsArgument = None,
+    status: StatusOption = None,
+    agent: AgentOption = None,
+    plan: PlanOption = None,
+    tag: TagOption = None,
+    search: SearchOption = None,
+    reason: ReasonOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Let nobody start these tasks until they are released.
+
+    \b
+    Examples:
+      orchestrator hold 7 --reason "after the freeze"
+      orchestrator hold --tag team=billing --yes
+    """
+    own = state.of(context, as_json)
+    which = _wanted(ids, status, agent, plan, tag, search, yes, dry_run)
+    _change(own, which, lambda orc: orc.operations.hold(which, actor=options.actor(), reason=reason, dry_run=dry_run))
+
+
+def release(
+    context: typer.Context,
+    ids: IdsArgument = None,
+    status: StatusOption = None,
+    agent: AgentOption = None,
+    plan: PlanOption = None,
+    tag: TagOption = None,
+    search: SearchOption = None,
+    reason: ReasonOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Undo hold.
+
+    \b
+    Examples:
+      orchestrator release 7
+      orchestrator release --tag team=billing --yes
+    """
+    own = state.of(context, as_json)
+    which = _wanted(ids, status, agent, plan, tag, search, yes, dry_run)
+    _change(
+        own, which, lambda orc: orc.operations.release(which, actor=options.actor(), reason=reason, dry_run=dry_run)
+    )
+
+
+def priority(
+    context: typer.Context,
+    number: Annotated[int, typer.Argument(metavar="N", help="Larger is claimed first; the usual one is 0.")],
+    ids: IdsArgument = None,
+    status: StatusOption = None,
+    agent: AgentOption = None,
+    plan: PlanOption = None,
+    tag: TagOption = None,
+    search: SearchOption = None,
+    reason: ReasonOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Give tasks another priority.
+
+    \b
+    Examples:
+      orchestrator priority 10 7
+      orchestrator priority -5 --plan cleanup --yes
+    """
+    own = state.of(context, as_json)
+    which = _wanted(ids, status, agent, plan, tag, search, yes, dry_run)
+    _change(
+        own,
+        which,
+        lambda orc: orc.operations.set_priority(which, number, actor=options.actor(), reason=reason, dry_run=dry_run),
+    )
+
+
+def _wanted(
+    ids: Sequence[str] | None,
+    status: Sequence[str] | None,
+    agent: Sequence[str] | None,
+    plan: str | None,
+    tag: Sequence[str] | None,
+    search: str | None,
+    yes: bool,
+    dry_run: bool,
+) -> TaskFilter:
+    """Which tasks are meant. Raises InvalidInput for none, and for filters without ``--yes``."""
+    which = options.wanted(ids=options.task_ids(ids), status=status, agent=agent, plan=plan, tag=tag, search=search)
+    if which.by_ids_alone:
+        return which
+    if not (which.ids or which.statuses or which.agents or which.plan or which.tags or which.search):
+        raise InvalidInput(
+            "which tasks? name ids, or filters", hint="orchestrator list shows ids and takes the filters"
+        )
+    if not (yes or dry_run):
+        raise InvalidInput("a change by filters needs --yes", hint="--dry-run says what it would do; then use --yes")
+    return which
+
+
+def _change(own: state.State, which: TaskFilter, change: Callable[[Orchestrator], Changed]) -> None:
+    with own.open() as orchestrator:
+        changed = change(orchestrator)
+        if not changed.dry_run:
+            orchestrator.notify(changed.wake)
+    refused = changed.skipped if which.by_ids_alone else []
+    if own.as_json:
+        answer: dict[str, Any] = {
+            "action": changed.action,
+            "dry_run": changed.dry_run,
+            "changed": changed.ids,
+            "requested": changed.requested,
+            "already": changed.already,
+            "family": changed.family,
+            "skipped": [{"id": each.id, "status": each.status, "why": each.why} for each in changed.skipped],
+        }
+        if refused:
+            message = "; ".join(f"task {each.id} {each.why}" for each in refused)
+            answer["error"] = {"code": Conflict.code, "message": message, "hint": None}
+        printing.document(answer)
+    else:
+        _say(changed)
+    if refused:
+        raise typer.Exit(Conflict.exit_code)
+
+
+def _say(changed: Changed) -> None:
+    would = "would be " if changed.dry_run else ""
+    rows = [
+        (changed.ids, f"{would}{_DONE[changed.action]}"),
+        (changed.requested, f"running: {would}asked to end"),
+        (changed.family, f"{would}changed with them, because they need them"),
+        (changed.already, "so already"),
+    ]
+    for ids, what in rows:
+        if ids:
+            noun = "task" if len(ids) == 1 else "tasks"
+            printing.text(f"{len(ids):,} {noun} {what}: {options.shown_ids(ids)}")
+    for skipped in changed.skipped[:20]:
+        printing.note(f"left alone: task {skipped.id} {skipped.why}")
+    if len(changed.skipped) > 20:
+        printing.note(f"left alone: {len(changed.skipped) - 20:,} more")
+    if not any(ids for ids, _ in rows) and not changed.skipped:
+        printing.note("no task matches")
+
+
+# -- agents and workers ------------------------------------------------------------------------------------------------
+
+AgentsArgument = Annotated[list[str], typer.Argument(metavar="AGENT...", help="Names of agents; comma lists too.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Take a name that nothing here knows.")]
+
+
+def pause(
+    context: typer.Context,
+    agents: AgentsArgument,
+    span: Annotated[
+        str | None, typer.Option("--for", metavar="TIME", help="How long: 30m, 2h; else until resume.")
+    ] = None,
+    reason: ReasonOption = None,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Let no worker start tasks of an agent. What runs goes on.
+
+    \b
+    Examples:
+      orchestrator pause coder --for 30m --reason "deploy"
+      orchestrator pause coder,review
+    """
+    own = state.of(context, as_json)
+    names = options.several(agents)
+    seconds = None if span is None else options.seconds(span, "--for")
+    with own.open() as orchestrator:
+        if not force:
+            _check_known(own, orchestrator, names)
+        for name in names:
+            orchestrator.agent_states.pause(name, actor=options.actor(), seconds=seconds, reason=reason)
+    if as_json:
+        printing.document({"agents": names, "paused": True, "seconds": seconds})
+    else:
+        until = "until resumed" if span is None else f"for {span}"
+        _tell(f"paused {until}: {', '.join(names)}")
+
+
+def resume(
+    context: typer.Context,
+    agents: AgentsArgument,
+    reason: ReasonOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Undo pause.
+
+    \b
+    Example:
+      orchestrator resume coder
+    """
+    own = state.of(context, as_json)
+    names = options.several(agents)
+    with own.open() as orchestrator:
+        paused = {name: orchestrator.agent_states.resume(name, actor=options.actor(), reason=reason) for name in names}
+        orchestrator.notify(names)
+    if as_json:
+        printing.document({"agents": names, "paused": False, "was_paused": [name for name in names if paused[name]]})
+    else:
+        for name in names:
+            _tell(f"{'resumed' if paused[name] else 'was not paused'}: {name}")
+
+
+def drain(
+    context: typer.Context,
+    worker: Annotated[str, typer.Argument(metavar="WORKER", help="A worker's name or id.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Let a worker claim no more, finish what it has, and end.
+
+    \b
+    Example:
+      orchestrator drain gpu-07
+    """
+    own = state.of(context, as_json)
+    with own.open() as orchestrator:
+        found = orchestrator.drain(worker)
+    if as_json:
+        printing.document({"worker": worker, "id": found})
+    else:
+        _tell(f"worker {worker} drains ({found})")
+
+
+def _check_known(own: state.State, orchestrator: Orchestrator, names: Sequence[str]) -> None:
+    from orchestrator.cli.adding import check_agent
+
+    configured = own.agents()
+    missing = [name for name in names if name not in configured]
+    if not missing:
+        return
+    known = {*configured, *(str(each["name"]) for each in orchestrator.reading.agents())}
+    for name in missing:
+        check_agent(name, dict.fromkeys(known))
+
+
+def _tell(said: str) -> None:
+    from orchestrator.dashboard.text import clean
+
+    printing.text(clean(said))

@@ -1,0 +1,707 @@
+"""What is there: tasks and their runs and logs, the state of the queue, agents, workers, alerts, costs, the audit trail.
+
+Each command is one read and one renderer; with ``--json`` the read alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli import options, printing, state
+from orchestrator.cli.options import (
+    AgentOption,
+    IdArgument,
+    JsonOption,
+    PlanOption,
+    SearchOption,
+    StatusOption,
+    TagOption,
+)
+from orchestrator.errors import InvalidInput, OrchestratorError, did_you_mean
+
+if TYPE_CHECKING:
+    from orchestrator.dashboard.frame import Column, Line, Look
+    from orchestrator.repositories.events import Event
+    from orchestrator.service import Orchestrator
+
+LOOK = "Look"
+OPERATE = "Operate"
+FOLLOW_SECONDS = 0.5
+PAGE = 2_000
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to *app*."""
+    app.command("list", rich_help_panel=LOOK)(list_)
+    commands: dict[str, tuple[Callable[..., None], ...]] = {
+        LOOK: (show, runs, logs, status, alerts, dashboard, costs),
+        OPERATE: (agents, workers, audit),
+    }
+    for heading, each in commands.items():
+        for command in each:
+            app.command(rich_help_panel=heading)(command)
+
+
+LimitOption = Annotated[int, typer.Option("--limit", "-n", metavar="N", help="At most this many.")]
+AfterIdOption = Annotated[int | None, typer.Option("--after-id", metavar="ID", help="The page behind this id.")]
+
+
+def list_(
+    context: typer.Context,
+    status: StatusOption = None,
+    agent: AgentOption = None,
+    plan: PlanOption = None,
+    tag: TagOption = None,
+    search: SearchOption = None,
+    limit: LimitOption = 100,
+    after_id: AfterIdOption = None,
+    as_json: JsonOption = False,
+    jsonl: Annotated[
+        bool, typer.Option("--jsonl", help="One JSON object a line, without the place of the next page.")
+    ] = False,
+) -> None:
+    """List tasks, newest first.
+
+    \b
+    Examples:
+      orchestrator list --status failed --agent coder,review
+      orchestrator list --plan migrate-v3 --json
+    """
+    own = state.of(context, as_json or jsonl)
+    wanted = options.wanted(
+        status=status, agent=agent, plan=plan, tag=tag, search=search, limit=limit, after_id=after_id
+    )
+    with own.open() as orchestrator:
+        found, following = orchestrator.reading.tasks(wanted, full=as_json or jsonl)
+        now = orchestrator.reading.now()
+    if jsonl:
+        for task in found:
+            printing.json_line(task)
+    elif as_json:
+        printing.document({"tasks": found, "next_after_id": following})
+    else:
+        from orchestrator.dashboard.show import list_end, render_list
+
+        printing.lines(render_list(found, now, _look()))
+        printing.note(list_end(len(found), following))
+
+
+def show(context: typer.Context, task_id: IdArgument, as_json: JsonOption = False) -> None:
+    """Show a task: who, when, why, its attempts, what it said last, what to do next.
+
+    \b
+    Examples:
+      orchestrator show 7
+      orchestrator show 7 --json | jq .error
+    """
+    own = state.of(context, as_json)
+    wanted = options.number(task_id, "task")
+    with own.open() as orchestrator:
+        task = orchestrator.reading.task(wanted)
+        ended = orchestrator.reading.runs(wanted)
+        if as_json:
+            printing.document({**task, "runs": ended})
+            return
+        output, size = _last_output(orchestrator, task, ended)
+        needed_by = orchestrator.reading.needed_by(wanted)
+        now = orchestrator.reading.now()
+    from orchestrator.dashboard.show import render_show
+
+    kind = None
+    definition = own.agents().get(task["agent"])
+    if definition is not None:
+        kind = next(
+            (each for each in ("command", "python", "http", "acp") if getattr(definition, each) is not None), None
+        )
+    drawn = render_show(
+        {**task, "runs": ended},
+        now,
+        _look(),
+        needed_by=needed_by,
+        output=output,
+        output_bytes=size,
+        agent_kind=kind,
+    )
+    printing.lines(drawn)
+
+
+def _last_output(
+    orchestrator: Orchestrator, task: Mapping[str, Any], ended: Sequence[Mapping[str, Any]]
+) -> tuple[list[str], int | None]:
+    """The last lines that the newest attempt said, and the bytes of all of it if they are known."""
+    attempt = int(task["attempt"])
+    if not attempt:
+        return [], None
+    said = "".join(
+        event.text if event.kind in ("stdout", "stderr") else event.text.rstrip("\n") + "\n"
+        for event in orchestrator.events.last(int(task["id"]), attempt, 50)
+    )
+    last = [run for run in ended if run["attempt"] == attempt]
+    return said.splitlines()[-10:], last[0]["transcript"]["bytes"] if last else None
+
+
+def runs(context: typer.Context, task_id: IdArgument, as_json: JsonOption = False) -> None:
+    """List the ended attempts of a task, the first one first.
+
+    \b
+    Example:
+      orchestrator runs 7
+    """
+    own = state.of(context, as_json)
+    wanted = options.number(task_id, "task")
+    with own.open() as orchestrator:
+        found = orchestrator.reading.runs(wanted)
+        now = orchestrator.reading.now()
+    if as_json:
+        printing.document({"runs": found})
+        return
+    from orchestrator.dashboard.show import render_runs
+
+    printing.lines(render_runs(found, now, _look(), captions=True))
+    if not found:
+        printing.note(f"task {wanted} has no ended attempt yet")
+
+
+# -- logs --------------------------------------------------------------------------------------------------------------
+
+
+def logs(
+    context: typer.Context,
+    task_id: IdArgument,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the task has ended, over retries.")
+    ] = False,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", metavar="N", min=1, help="This attempt, else the last.")
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="As the agent wrote it, control characters included.")] = False,
+    tail: Annotated[int | None, typer.Option("--tail", metavar="N", min=0, help="Only the last N lines.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each piece, one a line.")] = False,
+) -> None:
+    """Print what an attempt said.
+
+    \b
+    Examples:
+      orchestrator logs 7 --tail 50
+      orchestrator logs 7 -f
+      orchestrator logs 7 --attempt 1 --json
+    """
+    own = state.of(context, as_json)
+    wanted = options.number(task_id, "task")
+    if raw and as_json:
+        raise InvalidInput("give either --raw or --json, not both: JSON has every character already")
+    with own.open() as orchestrator:
+        _Log(orchestrator, wanted, as_json=as_json, raw=raw).print(attempt, tail, follow)
+
+
+class _Log:
+    """Prints transcripts of one task."""
+
+    def __init__(self, orchestrator: Orchestrator, task_id: int, *, as_json: bool, raw: bool) -> None:
+        from orchestrator.dashboard.show import LogLines
+        from orchestrator.dashboard.terminal import is_terminal
+
+        self._orchestrator = orchestrator
+        self._id = task_id
+        self._json, self._raw = as_json, raw
+        self._look = _look()
+        self._framed = is_terminal(sys.stdout) and not raw and not as_json
+        self._lines = LogLines(self._look)
+        self._away = False
+
+    def print(self, attempt: int | None, tail: int | None, follow: bool) -> None:
+        task = self._orchestrator.reading.task(self._id)
+        current = int(task["attempt"]) if attempt is None else attempt
+        if attempt is not None and attempt > int(task["attempt"]):
+            had = f"has had {task['attempt']}" if task["attempt"] else "has not been started yet"
+            raise InvalidInput(f"task {self._id} has no attempt {attempt}: it {had}", task=self._id, attempt=attempt)
+        if not current and not follow:
+            printing.note(f"task {self._id} has not been started yet ({task['status']})")
+            return
+        last = -1
+        if current:
+            self._head(task, current)
+            last = self._replay(current, tail)
+        if follow:
+            self._follow(current, last, attempt is not None)
+        else:
+            self._foot(current)
+
+    def _replay(self, attempt: int, tail: int | None) -> int:
+        """Print what there is; return the place of its last piece."""
+        if tail is not None:
+            return self._print_tail(attempt, tail)
+        last = -1
+        while True:
+            events = self._orchestrator.events.of_attempt(self._id, attempt, after=last, limit=PAGE)
+            self._emit(attempt, events)
+            if not events:
+                return last
+            last = events[-1].seq
+
+    def _print_tail(self, attempt: int, tail: int) -> int:
+        events = self._orchestrator.events.last(self._id, attempt, max(200, tail * 2)) if tail else []
+        last = events[-1].seq if events else -1
+        if self._json:
+            self._emit(attempt, events[-tail:] if tail else [])
+            return last
+        whole = "".join(e.text if e.kind in ("stdout", "stderr") else e.text.rstrip("\n") + "\n" for e in events)
+        kept = "".join(whole.splitlines(keepends=True)[-tail:]) if tail else ""
+        if self._raw:
+            printing.raw(kept)
+        else:
+            printing.lines(self._lines.add("stdout", kept) + self._lines.rest())
+        sys.stdout.flush()
+        if not tail:
+            newest = self._orchestrator.events.last(self._id, attempt, 1)
+            last = newest[-1].seq if newest else -1
+        return last
+
+    def _follow(self, attempt: int, last: int, only_this: bool) -> None:
+        """Print what comes until the task, or the one attempt that was asked for, has ended."""
+        while True:
+            try:
+                task = self._orchestrator.reading.task(self._id)
+                if attempt:
+                    while events := self._orchestrator.events.of_attempt(self._id, attempt, after=last, limit=PAGE):
+                        self._emit(attempt, events)
+                        last = events[-1].seq
+                self._back()
+            except OrchestratorError as error:
+                if error.exit_code != 6:
+                    raise
+                self._lost(error.message)
+                time.sleep(1.0)
+                continue
+            except Exception as error:
+                from orchestrator.database.transient import classify, reason
+
+                if classify(error) is None:
+                    raise
+                self._lost(reason(error))
+                time.sleep(1.0)
+                continue
+            now_at = int(task["attempt"])
+            over = task["status"] in ("done", "failed", "cancelled")
+            if attempt and (over or now_at > attempt or task["status"] != "running"):
+                # The last pieces are written before the run is: what is there now is all of it.
+                last = self._drain(attempt, last)
+                if over or only_this or now_at > attempt:
+                    self._foot(attempt)
+            if over or (only_this and attempt and (now_at > attempt or task["status"] != "running")):
+                return
+            if now_at > attempt:
+                attempt, last = now_at, -1
+                self._head(task, attempt)
+                continue
+            time.sleep(FOLLOW_SECONDS)
+
+    def _drain(self, attempt: int, last: int) -> int:
+        while events := self._orchestrator.events.of_attempt(self._id, attempt, after=last, limit=PAGE):
+            self._emit(attempt, events)
+            last = events[-1].seq
+        return last
+
+    def _lost(self, why: str) -> None:
+        if not self._away:
+            self._away = True
+            printing.note(f"database away: {why}; trying again")
+
+    def _back(self) -> None:
+        if self._away:
+            self._away = False
+            printing.note("database back")
+
+    def _emit(self, attempt: int, events: Sequence[Event]) -> None:
+        if self._json:
+            for event in events:
+                printing.json_line(
+                    {
+                        "task_id": self._id,
+                        "attempt": attempt,
+                        "seq": event.seq,
+                        "kind": event.kind,
+                        "at": event.at.astimezone(UTC).isoformat(),
+                        "bytes": event.bytes,
+                        "text": event.text,
+                    }
+                )
+            return
+        if self._raw:
+            for event in events:
+                printing.raw(event.text)
+        else:
+            from orchestrator.dashboard.show import logs_gap
+
+            drawn: list[Line] = []
+            for event in events:
+                if event.kind == "dropped":
+                    drawn += [*self._lines.rest(), logs_gap(event.bytes or 0, self._look)]
+                else:
+                    drawn += self._lines.add(event.kind, event.text)
+            printing.lines(drawn)
+        if events:
+            sys.stdout.flush()
+
+    def _head(self, task: Mapping[str, Any], attempt: int) -> None:
+        if self._framed:
+            from orchestrator.dashboard.show import logs_head
+
+            printing.lines([logs_head(task, self._run(attempt), attempt, datetime.now(UTC), self._look)])
+
+    def _foot(self, attempt: int) -> None:
+        if not self._json and not self._raw:
+            printing.lines(self._lines.rest())
+        if self._framed and (run := self._run(attempt)) is not None:
+            from orchestrator.dashboard.show import logs_end
+
+            printing.lines([logs_end(run, self._look)])
+        sys.stdout.flush()
+
+    def _run(self, attempt: int) -> dict[str, Any] | None:
+        return next((run for run in self._orchestrator.reading.runs(self._id) if run["attempt"] == attempt), None)
+
+
+# -- the whole queue ---------------------------------------------------------------------------------------------------
+
+
+def status(context: typer.Context, as_json: JsonOption = False) -> None:
+    """Show the queue in a few lines: counts, oldest waiting, workers, lock-hold times, alerts.
+
+    \b
+    Examples:
+      orchestrator status
+      orchestrator status --json | jq .counts
+    """
+    own = state.of(context, as_json)
+    with own.open() as orchestrator:
+        found = orchestrator.status()
+        if as_json:
+            printing.document(found)
+            return
+        from orchestrator import __version__
+
+        server = orchestrator.snapshots.server(version=__version__)
+        now = orchestrator.reading.now()
+    from orchestrator.dashboard.show import render_status
+
+    printing.lines(render_status(found, now, _look(), server=server))
+
+
+def alerts(context: typer.Context, as_json: JsonOption = False) -> None:
+    """List what a person should look at; the exit code is 1 when there is something.
+
+    \b
+    Example:
+      orchestrator alerts || mail -s "orchestrator" ops < /dev/null
+    """
+    own = state.of(context, as_json)
+    with own.open() as orchestrator:
+        found = orchestrator.reading.alerts()
+        now = orchestrator.reading.now()
+    if as_json:
+        from orchestrator.domain.shapes import alert_json
+
+        printing.document({"alerts": [alert_json(alert) for alert in found]})
+    else:
+        from orchestrator.dashboard import short
+
+        look = _look()
+        drawn = []
+        for alert in found:
+            age = short.since(alert.since, now)
+            subject = str(alert.task_id) if alert.task_id is not None else alert.subject
+            line = look.line().symbol("alert").add(f" {subject} {alert.name}: {alert.what}")
+            line.add("" if age is None else f"  {short.age(age)}", "dim")
+            drawn.append(line)
+            if alert.command:
+                drawn.append(look.line(f"    {alert.command}"))
+        printing.lines(drawn)
+        if not found:
+            printing.note("no alert")
+    if found:
+        raise typer.Exit(1)
+
+
+def dashboard(
+    context: typer.Context,
+    once: Annotated[bool, typer.Option("--once", help="Print one picture and end.")] = False,
+    refresh: Annotated[
+        float, typer.Option("--refresh", metavar="S", min=0.1, max=3600, help="Seconds between two pictures.")
+    ] = 1.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the queue live: what needs you, what runs, agents, workers, failures.
+
+    Without a terminal one picture is printed, as with --once.
+
+    \b
+    Examples:
+      orchestrator dashboard
+      orchestrator dashboard --once --json | jq .alerts
+    """
+    own = state.of(context, as_json)
+    with own.open() as orchestrator:
+        from orchestrator import __version__
+
+        if as_json:
+            printing.document(orchestrator.snapshots.dashboard(version=__version__))
+            return
+        from orchestrator.dashboard.live import board_live
+        from orchestrator.dashboard.show import render_show
+
+        def details(task_id: int, look: Look) -> list[Line]:
+            task = orchestrator.reading.task(task_id)
+            ended = orchestrator.reading.runs(task_id)
+            output, size = _last_output(orchestrator, task, ended)
+            return render_show(
+                {**task, "runs": ended}, orchestrator.reading.now(), look, output=output, output_bytes=size
+            )
+
+        code = board_live(
+            sys.stdout,
+            lambda: orchestrator.snapshots.dashboard(version=__version__),
+            refresh=refresh,
+            once=once,
+            stdin=sys.stdin,
+            details=details,
+        )
+    raise typer.Exit(code)
+
+
+def agents(context: typer.Context, as_json: JsonOption = False) -> None:
+    """List the agents that are configured here or have work.
+
+    \b
+    Example:
+      orchestrator agents
+    """
+    own = state.of(context, as_json)
+    configured = own.agents()
+    with own.open() as orchestrator:
+        seen = {each["name"]: each for each in orchestrator.reading.agents()}
+    found: list[dict[str, Any]] = []
+    for name in sorted({*configured, *seen}):
+        definition = configured.get(name)
+        kind = None
+        if definition is not None:
+            kind = next(
+                (each for each in ("command", "python", "http", "acp") if getattr(definition, each) is not None), None
+            )
+        found.append({"name": name, "configured": definition is not None, "kind": kind, **seen.get(name, _IDLE)})
+    if as_json:
+        printing.document({"agents": found})
+        return
+    from orchestrator.dashboard import short
+
+    rows = []
+    for each in found:
+        wait = each["oldest_wait_seconds"]
+        rows.append(
+            {
+                "name": each["name"],
+                "kind": each["kind"] or "elsewhere",
+                "state": each["state_reason"] or each["state"] if each["state"] != "ok" else "",
+                "running": f"{each['running']:,}",
+                "ready": f"{each['ready']:,}",
+                "oldest": "" if wait is None else short.age(wait),
+                "workers": f"{each['live_workers']:,}",
+            }
+        )
+    _table(rows, right=("running", "ready", "oldest", "workers"))
+    if not rows:
+        printing.note("no agent is configured, and no task names one")
+
+
+_IDLE: dict[str, Any] = {
+    "state": "ok",
+    "state_until": None,
+    "state_reason": None,
+    "live_workers": 0,
+    "running": 0,
+    "ready": 0,
+    "retrying": 0,
+    "not_due": 0,
+    "held": 0,
+    "blocked": 0,
+    "waiting": 0,
+    "capped": False,
+    "oldest_wait_seconds": None,
+    "oldest_wait_by_priority": {},
+    "done_last_hour": None,
+    "failed_last_hour": None,
+    "usd_last_hour": None,
+}
+
+
+def workers(context: typer.Context, as_json: JsonOption = False) -> None:
+    """List the workers that live.
+
+    \b
+    Example:
+      orchestrator workers --json
+    """
+    own = state.of(context, as_json)
+    with own.open() as orchestrator:
+        found = orchestrator.reading.workers()
+        now = orchestrator.reading.now()
+    if as_json:
+        printing.document({"workers": found})
+        return
+    from orchestrator.dashboard import short
+    from orchestrator.dashboard.show import moment
+
+    def age(text: str | None) -> str:
+        since = short.since(moment(text), now)
+        return "" if since is None else short.age(since)
+
+    rows = [
+        {
+            "name": each["name"],
+            "state": each["state"],
+            "slots": f"{each['running']:,}/{each['slots']:,}",
+            "beat": age(each["renewed_at"]),
+            "up": age(each["started_at"]),
+            "agents": ", ".join(each["agents"]),
+        }
+        for each in found
+    ]
+    _table(rows, right=("slots", "beat", "up"))
+    if not rows:
+        printing.note("no worker is alive; start one with orchestrator worker")
+
+
+def audit(
+    context: typer.Context,
+    task: Annotated[str | None, typer.Option("--task", metavar="ID", help="Of this task.")] = None,
+    actor: Annotated[str | None, typer.Option("--actor", metavar="NAME", help="By this person.")] = None,
+    limit: LimitOption = 100,
+    after_id: AfterIdOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List who did what, newest first.
+
+    \b
+    Example:
+      orchestrator audit --task 7
+    """
+    own = state.of(context, as_json)
+    if not 0 < limit <= 10_000:
+        raise InvalidInput(f"--limit: expected 1 to 10,000, found {limit}")
+    from orchestrator.domain.storable import check_text
+
+    check_text("actor", actor)
+    task_id = None if task is None else options.number(task, "task")
+    with own.open() as orchestrator:
+        found, following = orchestrator.audit.list(limit=limit, after_id=after_id, task_id=task_id, actor=actor)
+        now = orchestrator.reading.now()
+    if as_json:
+        printing.document({"audit": found, "next_after_id": following})
+        return
+    from orchestrator.dashboard import short
+    from orchestrator.dashboard.show import moment
+
+    rows = []
+    for each in found:
+        at = moment(each["at"])
+        rows.append(
+            {
+                "id": str(each["id"]),
+                "at": short.clock(at, now) if at else "",
+                "actor": each["actor"],
+                "action": each["action"],
+                "what": str(each["task_id"] or each["subject"] or ""),
+                "reason": each["reason"] or "",
+            }
+        )
+    _table(rows, right=("id",))
+    if not rows:
+        printing.note("nothing was done by a person yet")
+    elif following is not None:
+        printing.note(f"{len(rows):,} shown; more: --after-id {following}")
+
+
+def costs(
+    context: typer.Context,
+    by: Annotated[str, typer.Option("--by", metavar="WHAT", help="agent, day, plan or model.")] = "agent",
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="T", help="Runs that ended since an ISO time, or for 7d.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add up tokens and USD, with the number of runs of unknown cost.
+
+    \b
+    Examples:
+      orchestrator costs --by day --since 7d
+      orchestrator costs --by plan --json
+    """
+    own = state.of(context, as_json)
+    if by not in ("agent", "day", "plan", "model"):
+        known = ("agent", "day", "plan", "model")
+        raise InvalidInput(f"--by: expected agent, day, plan or model, found {by!r}{did_you_mean(by, known)}")
+    with own.open() as orchestrator:
+        begin = None if since is None else _since(orchestrator, since)
+        found = orchestrator.reading.costs(by, since=begin)  # type: ignore[arg-type]
+    if as_json:
+        printing.document({"costs": found})
+        return
+    from orchestrator.dashboard import short
+
+    rows = [
+        {
+            by: str(each[by]) if each[by] is not None else "–",
+            "runs": f"{each['runs']:,}",
+            "tokens": "–" if each["total_tokens"] is None else short.tokens(each["total_tokens"]),
+            "cost": short.money(each["cost_usd"], partial=bool(each["unknown_cost_runs"])),
+            "unknown": f"{each['unknown_cost_runs']:,}",
+        }
+        for each in found
+    ]
+    _table(rows, right=("runs", "tokens", "cost", "unknown"))
+    if not rows:
+        printing.note("no run has ended yet")
+
+
+def _since(orchestrator: Orchestrator, text: str) -> datetime:
+    try:
+        span = options.seconds(text, "--since")
+    except InvalidInput:
+        return options.instant(text, "--since")
+    return options.later_than(orchestrator.reading.now(), -span)
+
+
+# -- drawing -----------------------------------------------------------------------------------------------------------
+
+
+def _look() -> Look:
+    from orchestrator.dashboard.terminal import look_for
+
+    return look_for(sys.stdout)
+
+
+def _table(rows: Sequence[Mapping[str, str]], right: Sequence[str] = ()) -> None:
+    """Print *rows* under the names of their columns: by rank from the left, the last one taking what is left."""
+    if not rows:
+        return
+    from orchestrator.dashboard.frame import NO_LIMIT, Column, join, row, widest
+
+    look = _look()
+    keys = list(rows[0])
+    columns: list[Column] = []
+    for rank, key in enumerate(keys):
+        width = widest(
+            (each[key] for each in rows), len(key), NO_LIMIT if key in right or look.width >= NO_LIMIT else 40
+        )
+        columns.append(Column(key, width, rank, right=key in right, gap=2, rest=1 if key == keys[-1] else 0))
+    places = join(columns, look.width)
+    captions = {key: (key, "dim") for key in keys}
+    drawn = [row(look, places, captions)]
+    drawn += [row(look, places, {key: (text, "") for key, text in each.items()}) for each in rows]
+    printing.lines(drawn)
