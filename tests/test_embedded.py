@@ -17,6 +17,7 @@ import pytest
 
 from orchestrator.database import embedded
 from orchestrator.database.embedded import EmbeddedServer, find_binaries, home_directory
+from orchestrator.database.engine import connection_parameters
 from orchestrator.errors import Conflict, EmbeddedServerError
 from tests.conftest import WaitUntil
 from tests.servers import FAST
@@ -64,7 +65,7 @@ def kill(server: EmbeddedServer) -> None:
 
 def answers(url: str) -> bool:
     """Does the server do work?"""
-    with psycopg.connect(url) as connection:
+    with psycopg.connect(**connection_parameters(url)) as connection:
         return connection.execute("SELECT 1").fetchone() == (1,)
 
 
@@ -306,8 +307,10 @@ def test_a_foreign_thing_in_place_of_the_socket(prepared: EmbeddedServer, plant:
 
 def test_the_callers_pg_variables_do_not_matter(prepared: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """PGDATA, PGPORT and friends belong to another server."""
-    for name, value in {"PGDATA": "/nowhere", "PGPORT": "1", "PGDATABASE": "x", "PGUSER": "x", "PGHOST": "x"}.items():
-        monkeypatch.setenv(name, value)
+    for name in ("PGDATA", "PGDATABASE", "PGUSER", "PGHOST", "PGCLIENTENCODING"):
+        monkeypatch.setenv(name, "sjis" if name == "PGCLIENTENCODING" else "nowhere")
+    monkeypatch.setenv("PGPORT", "1")
+    monkeypatch.setenv("PGHOSTADDR", "127.0.0.1")
     assert answers(prepared.start())
 
 

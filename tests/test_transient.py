@@ -119,6 +119,7 @@ def test_a_deadlock_is_done_again(own: Engine) -> None:
 
     def unit(first: int, second: int) -> None:
         with own.begin() as connection:
+            connection.execute(text("SET LOCAL deadlock_timeout = '20ms'"))
             lock = text("UPDATE tasks SET title = 'x' WHERE id = :id")
             connection.execute(lock, {"id": first})
             if first not in met:  # only the first time: the loser comes back alone

@@ -486,6 +486,7 @@ class EmbeddedServer:
             try:
                 return psycopg.connect(
                     host=str(self.sock),
+                    hostaddr="",  # else PGHOSTADDR decides
                     port=PORT,
                     user=NAME,
                     dbname=database,

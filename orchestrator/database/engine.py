@@ -91,6 +91,9 @@ def connection_parameters(url: str, *, application_name: str = "orchestrator") -
     for name, value in DEFAULTS.items():
         parameters.setdefault(name, value)
     parameters.setdefault("application_name", application_name)
+    if str(parameters.get("host", "")).startswith("/"):
+        # libpq would go to the address in PGHOSTADDR instead of the socket.
+        parameters.setdefault("hostaddr", "")
     # PGCLIENTENCODING must not decide how the bytes of a transcript are read.
     parameters["client_encoding"] = "utf8"
     return parameters

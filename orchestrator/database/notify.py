@@ -62,6 +62,7 @@ class Notifier:
         self._sent: dict[str, float] = {}
         self._late: set[str] = set()
         self._timer: threading.Timer | None = None
+        self._last_timer: threading.Timer | None = None
 
     def notify(self, agents: Iterable[str]) -> None:
         """Hint that there is work for ``agents``. Call after the commit. Never raises: the poll will find the work."""
@@ -78,14 +79,19 @@ class Notifier:
                 self._sent = {agent: at for agent, at in self._sent.items() if now - at < self._interval}
             if self._late and self._timer is None:
                 # Not a daemon: a process that ends right after adding its tasks still sends this, 20 ms later.
-                self._timer = threading.Timer(self._interval, self._send_late)
-                self._timer.start()
+                timer = threading.Timer(self._interval, self._send_late)
+                try:
+                    timer.start()
+                    self._timer = timer
+                except RuntimeError:  # no further thread can be had, at the interpreter's end for instance
+                    due |= self._late
+                    self._late = set()
         if due:
             self._send(due)
 
     def close(self) -> None:
         """Send what is still held back, and wait for it."""
-        timer = self._timer
+        timer = self._last_timer  # not _timer: that is None while the late ones are being sent
         if timer is not None:
             timer.join()
 
