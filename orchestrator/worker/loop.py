@@ -299,6 +299,8 @@ class Worker:
         for attempt in self._desk.attempts():
             if attempt.task is not None:
                 attempt.task.cancel()
+                # asyncio would complain about the very thing that is recorded here.
+                attempt.task._log_destroy_pending = False  # type: ignore[attr-defined]
             why = "the agent did not end when it was asked to"
             self._end(attempt, interrupted(attempt, why, boot_clock() - attempt.began))
 
@@ -360,6 +362,8 @@ class Worker:
             outcome = await self._orchestrator.execute(attempt.claim, attempt.agent, attempt, attempt.stop)
         except asyncio.CancelledError:
             outcome = interrupted(attempt, "its execution was cancelled", boot_clock() - attempt.began)
+        except GeneratorExit:  # the loop is gone, and this coroutine was given up before
+            raise
         except BaseException as error:  # SystemExit of an agent must not end the worker
             log.exception("agent %s of task %s raised", attempt.claim.agent, attempt.claim.task_id)
             outcome = Outcome(

@@ -180,26 +180,26 @@ class Recorder:
                 self._keep(attempt)
             except Exception as error:
                 log.exception("the outcome of task %s cannot be recorded", attempt.claim.task_id)
-                self._keep(attempt)
                 self._record_fault(attempt, error)
             else:
                 self._settled([attempt], recorded)
 
     def _record_fault(self, attempt: Attempt, error: Exception) -> None:
-        """In the place of an outcome that cannot be recorded (it was spooled), record that."""
-        outcome = Outcome(
+        """Spool an outcome that cannot be recorded, and record in its place that it could not."""
+        self._spool_one(attempt)
+        attempt.outcome = Outcome(
             OutcomeClass.TRANSIENT,
             cause="unrecordable",
             message=f"its outcome could not be recorded: {type(error).__name__}",
             elapsed=attempt.outcome.elapsed if attempt.outcome is not None else 0.0,
         )
-        ended = Ended(attempt.claim, outcome, self._desk.name, self._desk.who.host)
         try:
-            recorded = self._orchestrator.record([ended], patience=self.patience)
+            recorded = self._orchestrator.record([self._ended(attempt)], patience=self.patience)
         except Exception:
             log.exception("task %s stays as it is until it is reconciled", attempt.claim.task_id)
-            return
-        self._tell(attempt, outcome, recorded[0])
+            self._leave(attempt)
+        else:
+            self._settled([attempt], recorded)
 
     def _ended(self, attempt: Attempt) -> Ended:
         assert attempt.outcome is not None
@@ -232,16 +232,14 @@ class Recorder:
         elif desk.free >= desk.wanted:
             desk.claim_now.set()
 
-    def _tell(self, attempt: Attempt, outcome: Outcome, recorded: Recorded) -> None:
-        self._desk.held.pop(attempt.key, None)
-        if self._observers:
-            self._observers.tell("recorded", attempt.claim, outcome, recorded)
-
     def _keep(self, attempt: Attempt) -> None:
-        """Spool an outcome; the attempt leaves the desk, so that the process can end."""
-        desk = self._desk
-        pieces = desk.board.take_pieces(attempt, tail=True)
-        desk.board.forget([attempt])
+        """Spool an outcome for the next worker here."""
+        self._spool_one(attempt)
+        self._leave(attempt)
+
+    def _spool_one(self, attempt: Attempt) -> None:
+        pieces = self._desk.board.take_pieces(attempt, tail=True)
+        self._desk.board.forget([attempt])
         try:
             path = self._spool.keep(self._ended(attempt), pieces)
         except OSError as error:
@@ -250,9 +248,12 @@ class Recorder:
             )
         else:
             log.warning("the outcome of task %s attempt %s is kept in %s", *attempt.key, path)
+
+    def _leave(self, attempt: Attempt) -> None:
+        """The attempt leaves the desk unrecorded, so that the process can end; its worker's row says no farewell."""
         self.spooled += 1
-        desk.held.pop(attempt.key, None)
-        desk.recorded += 1
+        self._desk.held.pop(attempt.key, None)
+        self._desk.recorded += 1
 
     # -- transcripts and live columns ---------------------------------------------------------------------------------
 
