@@ -31,6 +31,8 @@ from orchestrator.errors import OrchestratorError
 log = logging.getLogger("orchestrator.database")
 
 CHANNEL = "orchestrator"
+CANCEL = "\x18"
+"""Sent in the place of an agent's name: somebody asked to cancel a running task. No agent can have this name."""
 INTERVAL = 0.02
 """Seconds between two hints for one agent from one process."""
 PAYLOAD_BYTES = 200
@@ -82,7 +84,7 @@ class Notifier:
                 timer = threading.Timer(self._interval, self._send_late)
                 try:
                     timer.start()
-                    self._timer = timer
+                    self._timer = self._last_timer = timer
                 except RuntimeError:  # no further thread can be had, at the interpreter's end for instance
                     due |= self._late
                     self._late = set()
