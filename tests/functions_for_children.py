@@ -96,14 +96,14 @@ def sleeps(ctx: Context) -> None:
     """Sleep; clean up when told to end, or refuse with input ``stubborn``."""
     child = subprocess.Popen(["sleep", "600"])
     Path(ctx.params["pids"]).write_text(f"{os.getpid()} {child.pid}")
-    ctx.progress(1, "asleep")
-    if ctx.input == "stubborn":
-        while True:
-            try:
-                time.sleep(600)
-            except BaseException:
-                print("no")
+    while ctx.input == "stubborn":
+        try:
+            ctx.progress(1, "asleep")
+            time.sleep(600)
+        except BaseException:
+            print("no")
     try:
+        ctx.progress(1, "asleep")
         time.sleep(600)
     finally:
         print("cleaned up")
@@ -137,8 +137,8 @@ async def isolated(ctx: Context) -> int:
     """An async function in a child."""
     await asyncio.sleep(0)
     if ctx.input == "sleep":
-        ctx.progress(1, "asleep")
         try:
+            ctx.progress(1, "asleep")
             await asyncio.sleep(600)
         finally:
             print("cleaned up")

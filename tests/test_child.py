@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from orchestrator.agents import census, children
@@ -37,14 +39,12 @@ def nobody_left() -> Iterator[None]:
 
 
 def _children() -> set[int]:
-    listed = subprocess.run(
-        ["ps", "-o", "pid=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True, check=False
-    )
-    return {
-        int(line.split()[0])
-        for line in listed.stdout.splitlines()
-        if "orchestrator.agents.child" in line or "sleep" in line
-    }
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if any("orchestrator.agents.child" in part or part == "sleep" for part in process.cmdline()):
+                found.add(process.pid)
+    return found
 
 
 def run(
