@@ -28,7 +28,7 @@ from orchestrator.agents.protocol import Agent, Live, Stop
 from orchestrator.database import schema
 from orchestrator.database.embedded import EmbeddedServer
 from orchestrator.database.engine import make_engine, shown
-from orchestrator.database.notify import Notifier
+from orchestrator.database.notify import CANCEL, Notifier
 from orchestrator.database.transient import transient
 from orchestrator.domain.entities import Run, Task
 from orchestrator.domain.given import AgentDefinition, NewTask
@@ -343,9 +343,12 @@ class Orchestrator:
 
         Returns its status now. Raises Conflict when it is done or failed, NotFound when there is none.
         """
-        return transient(
+        status = transient(
             lambda: self.operations.cancel_one(task_id, actor=actor, reason=reason), give_up_after=CLAIM_PATIENCE
         )
+        if status is TaskStatus.RUNNING:
+            self.notify({CANCEL})
+        return status
 
     def retry(self, task_id: int, *, actor: str = "python", reason: str | None = None) -> TaskStatus:
         """Open a failed or cancelled task again, with its descendants; committed on return. Raises Conflict."""

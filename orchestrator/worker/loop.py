@@ -23,7 +23,7 @@ from uuid import UUID
 from orchestrator.agents.custody import end_agents
 from orchestrator.agents.processes import harden
 from orchestrator.agents.protocol import Agent
-from orchestrator.database.notify import Listener, payload
+from orchestrator.database.notify import CANCEL, Listener, payload
 from orchestrator.domain.outcome import Outcome
 from orchestrator.domain.words import OutcomeClass
 from orchestrator.errors import InvalidInput, OrchestratorError
@@ -49,8 +49,6 @@ below the five that a shutdown may take beyond its grace."""
 KILLING = 0.5
 RECORDING = 1.0
 TICK = 0.25
-CANCEL_HINT = "\x18"
-"""Sent on the hint channel when somebody asks to cancel a running task."""
 
 
 class Worker:
@@ -529,7 +527,7 @@ class Worker:
         def heard(what: str) -> None:
             if what in names:
                 self._claimer.hint()
-            elif what == CANCEL_HINT:
+            elif what == CANCEL:
                 self._recorder.asked_to_cancel()
 
         return Listener(str(orchestrator.url), heard, connected=self._claimer.hint, pooler=orchestrator.pooler)
