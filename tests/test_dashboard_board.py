@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from orchestrator.dashboard.board import Away, render, render_away
+from orchestrator.dashboard.board import Away, ranked, render, render_away
 from orchestrator.dashboard.frame import Look, Paint
 from orchestrator.dashboard.text import cells
 from orchestrator.domain.outcome import Budget
@@ -415,3 +415,22 @@ def test_two_hundred_tasks_are_drawn_in_a_few_milliseconds() -> None:
         render(many, NOW, Look(120, 40), refresh=1.0)
         best = min(best, time.thread_time() - before)
     assert best < 0.1
+
+
+def test_rows_keep_their_places_while_somebody_reads() -> None:
+    """Ids in the given order stay in it, whatever their rank; new ones come behind them."""
+    by_rank = [task.id for task in ranked(snapshot(), NOW).running]
+    assert by_rank == [48213, 48190, 48102, 48087, 48233, 48204]
+    frame = render(snapshot(), NOW, Look(40, 10), order=[48204, 48233])
+    assert [line.task_id for line in frame][5:] == [48204, 48233, 48213, 48190, 48102]
+    kept = ranked(snapshot(), NOW, [48204, 48233, 1])
+    assert [task.id for task in kept.running] == [48204, 48233, 48213, 48190, 48102, 48087]
+
+
+def test_dead_workers_are_not_counted_as_alive() -> None:
+    """A worker that is dead while its tasks are taken back shows as such, and its slots are not there."""
+    what = replace(snapshot(), workers=(WorkerRow("1", "w1", slots=4), WorkerRow("2", "w2", slots=8, state="dead")))
+    lines = text(Look(120, 40), what).splitlines()
+    assert "1 worker, 1 dead" in lines[0]
+    assert lines[1].startswith("300/4 running")
+    assert any("w2       dead" in line for line in lines)

@@ -319,6 +319,11 @@ def test_keys_have_names_and_pastes_have_none() -> None:
 def test_reasons_are_one_line() -> None:
     """The first line of what went wrong, and never a traceback."""
     assert reason_of(DatabaseUnavailable("connection refused\nmore")) == "connection refused"
+    libpq = (
+        'connection to server at "127.0.0.1", port 5432 failed: Connection refused Is the server running on that host?'
+    )
+    assert reason_of(DatabaseUnavailable(f"the database cannot be reached: {libpq}")) == "connection refused"
+    assert reason_of(ValueError("bad")) == "ValueError: bad"
     assert reason_of(RuntimeError("canceling statement due to statement timeout")) == "reading takes too long"
 
 

@@ -14,15 +14,14 @@ from orchestrator.dashboard import short
 from orchestrator.dashboard.frame import Column, Line, Look, Place, bar, join, plural, row, rule, spark, widest
 from orchestrator.dashboard.run_view import answer_command, cost_unknown
 from orchestrator.dashboard.text import cells
+from orchestrator.domain.alerts import ORDER
 from orchestrator.domain.snapshot import AgentRow, Alert, Count, Failure, Question, RunningTask, Snapshot, WorkerRow
 
 QUIET = 60.0
 """Seconds without output after which a task counts as quiet."""
 
-ALERT_ORDER = ("will_not_stop", "no_worker", "worker_silent", "over_budget", "queue_not_draining", "breaker_open")
-
 _STATE_ORDER = {"no_worker": 0, "login": 1, "breaker": 2, "paused": 3}
-_WORKER_ORDER = {"silent": 0, "stopping": 1, "draining": 2}
+_WORKER_ORDER = {"dead": 0, "silent": 1, "stopping": 2, "draining": 3}
 
 _HINTS = (
     ("select", "↑↓ select"),
@@ -62,12 +61,19 @@ def away_line(away: Away, now: datetime, look: Look, taken_at: datetime | None) 
 
 
 def render_away(
-    snapshot: Snapshot | None, away: Away, now: datetime, look: Look, *, refresh: float | None = None
+    snapshot: Snapshot | None,
+    away: Away,
+    now: datetime,
+    look: Look,
+    *,
+    refresh: float | None = None,
+    order: Sequence[int] = (),
 ) -> list[Line]:
     """Return the last picture, dimmed and with its ages frozen, under one line that says why."""
     lines = [away_line(away, now, look, snapshot.taken_at if snapshot else None)]
     if snapshot is not None and look.height > 1:
-        below = render(snapshot, snapshot.taken_at, replace(look, height=look.height - 1), refresh=refresh)
+        smaller = replace(look, height=look.height - 1)
+        below = render(snapshot, snapshot.taken_at, smaller, refresh=refresh, order=order)
         for line in below:
             line.dimmed = True
         lines += below
@@ -75,13 +81,20 @@ def render_away(
 
 
 def render(
-    snapshot: Snapshot, now: datetime, look: Look, *, refresh: float | None = None, selected: int | None = None
+    snapshot: Snapshot,
+    now: datetime,
+    look: Look,
+    *,
+    refresh: float | None = None,
+    selected: int | None = None,
+    order: Sequence[int] = (),
 ) -> list[Line]:
     """Return the frame for *look*: at most its rows, no line wider than its columns.
 
     *refresh* is the time between two snapshots in seconds, None for a single picture. The line about the task *selected*
-    is marked.
+    is marked. Running tasks whose ids are in *order* keep it: see ``ranked``.
     """
+    snapshot = ranked(snapshot, now, order)
     if not snapshot.any_task:
         lines = _empty(snapshot, now, look, refresh)
     elif look.tiny or look.height < 15:
@@ -162,20 +175,20 @@ def _hint(look: Look) -> Line | None:
 
 def _where(snapshot: Snapshot, *, port: bool) -> str:
     server = snapshot.server
-    host = f"{server.host}:{server.port}" if port and server.port else server.host
+    host = "local" if server.host.startswith("/") else server.host
+    host = f"{host}:{server.port}" if port and server.port else host
     return f"{host}/{server.database}"
 
 
 def _workers_text(workers: Sequence[WorkerRow]) -> str:
-    if not workers:
+    live = sum(1 for worker in workers if worker.state != "dead")
+    if not live:
         return "no live worker"
-    text = plural(len(workers), "worker")
-    for state in ("silent", "draining"):
+    for state in ("dead", "silent", "draining"):
         n = sum(1 for worker in workers if worker.state == state)
         if n:
-            text += f", {n} {state}"
-            break
-    return text
+            return f"{plural(live, 'worker')}, {n} {state}"
+    return plural(live, "worker")
 
 
 def _header(snapshot: Snapshot, now: datetime, look: Look, refresh: float | None) -> Line:
@@ -186,7 +199,7 @@ def _header(snapshot: Snapshot, now: datetime, look: Look, refresh: float | None
         known = ", ".join(versions if server.orchestrator else versions[:1])
         if known:
             line.add(f"  {known}")
-    style = "red" if not snapshot.workers else ""
+    style = "" if any(worker.state != "dead" for worker in snapshot.workers) else "red"
     line.add("   ").add(_workers_text(snapshot.workers), style)
     if not snapshot.any_task:
         return line
@@ -241,7 +254,7 @@ def hold_text(snapshot: Snapshot) -> str:
 
 def _counts(snapshot: Snapshot, look: Look, rights: Sequence[str]) -> Line:
     """Return the counts by kind, and at the end the first of *rights* that fits beside the four main ones."""
-    slots = sum(worker.slots for worker in snapshot.workers)
+    slots = sum(worker.slots for worker in snapshot.workers if worker.state != "dead")
     running = short.counted(snapshot.running_count) + (f"/{slots:,}" if slots else "")
     main: list[tuple[str, str, Count]] = [
         ("ready", "ready", snapshot.ready),
@@ -322,7 +335,7 @@ def _needs_rule(snapshot: Snapshot, look: Look) -> Line:
 
 def alert_rank(alert: Alert) -> tuple[int, float]:
     """Return the place of an alert: by what kind it is, then the older first."""
-    place = ALERT_ORDER.index(alert.kind) if alert.kind in ALERT_ORDER else len(ALERT_ORDER)
+    place = ORDER.index(alert.kind) if alert.kind in ORDER else len(ORDER)
     return place, alert.since.timestamp() if alert.since else float("inf")
 
 
@@ -427,6 +440,13 @@ def running_rank(task: RunningTask, now: datetime) -> tuple[int, float, int]:
     return 5, started, task.id
 
 
+def ranked(snapshot: Snapshot, now: datetime, order: Sequence[int] = ()) -> Snapshot:
+    """Return *snapshot* with its running tasks by rank; ids in *order* keep that order, others come behind them."""
+    place = {task_id: at for at, task_id in enumerate(order)}
+    tasks = sorted(snapshot.running, key=lambda task: (place.get(task.id, len(place)), running_rank(task, now)))
+    return replace(snapshot, running=tuple(tasks))
+
+
 def _share(task: RunningTask, now: datetime) -> tuple[float, str] | None:
     return short.nearest(task.budget, short.since(task.started_at, now), task.spend)
 
@@ -441,7 +461,7 @@ def _quiet(task: RunningTask, now: datetime) -> float:
 
 def _running_rows(snapshot: Snapshot, now: datetime, look: Look, room: int) -> tuple[dict[str, Place], list[Line]]:
     """Return the columns and at most *room* rows of running tasks."""
-    tasks = sorted(snapshot.running, key=lambda task: running_rank(task, now))[: max(0, room)]
+    tasks = snapshot.running[: max(0, room)]
     names = widest((task_name(task) for task in tasks), 4)
     ids = widest((str(task.id) for task in tasks), 1 if look.tiny else 6)
     if look.tiny:
@@ -610,7 +630,7 @@ def _workers(snapshot: Snapshot, now: datetime, look: Look, most: int, names: in
         state = f"stopping {worker.stopping}" if worker.state == "stopping" and worker.stopping else worker.state
         values = {
             "worker": (worker.name, ""),
-            "state": (state, "red" if state == "silent" else "yellow"),
+            "state": (state, "red" if state in ("dead", "silent") else "yellow"),
             "slots": (f"{worker.running}/{worker.slots}", ""),
             "beat": ("" if beat is None else short.age(beat), ""),
             "up": ("" if up is None else short.age(up), ""),

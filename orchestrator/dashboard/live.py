@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -25,11 +26,14 @@ from orchestrator.dashboard.board import Away
 from orchestrator.dashboard.frame import Line, Look, Paint, rule, widest
 from orchestrator.dashboard.plain import PlainLines
 from orchestrator.dashboard.terminal import Screen, examine, foreground, size
+from orchestrator.database.transient import classify, reason
 from orchestrator.domain.snapshot import Question, RunEvent, RunView, Snapshot
 from orchestrator.errors import OrchestratorError
 
 FRAME_SECONDS = 0.25
 REST_SECONDS = 1.0
+RANK_SECONDS = 5.0
+"""Rows change places at most this often: whoever reads must find them again."""
 TRIES = (1, 2, 4, 8, 10)
 """Seconds before the next try while the database is away; the last one stays."""
 
@@ -368,6 +372,8 @@ class BoardLive:
         self._ended = threading.Event()
         self._snapshot: Snapshot | None = None
         self._received = 0.0
+        self._ranked_at = float("-inf")
+        self._order: list[int] = []
         self._pace = refresh
         self._away: Away | None = None
         self._frozen = False
@@ -455,8 +461,14 @@ class BoardLive:
         return self._keys.taken
 
     def _take(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
+        """Take a new snapshot. Rows keep their places for a while, and as long as the cursor is on one."""
         self._received = time.monotonic()
+        keep = self._selected is not None or self._received - self._ranked_at < RANK_SECONDS
+        if not keep:
+            self._ranked_at = self._received
+        ordered = board.ranked(snapshot, snapshot.taken_at, self._order if keep else ())
+        self._order = [task.id for task in ordered.running]
+        self._snapshot = snapshot
 
     def _read_on(self, first: Snapshot) -> None:
         """Read snapshots until the end, at the asked pace or slower; the thread of its own."""
@@ -488,7 +500,7 @@ class BoardLive:
             return
         look = Look(*size(self._stream), ascii=self._ascii, keys=self._key_names)
         if self._away is not None:
-            lines = board.render_away(snapshot, self._away, _now(), look, refresh=self._pace)
+            lines = board.render_away(snapshot, self._away, _now(), look, refresh=self._pace, order=self._order)
         elif self._help:
             lines = help_lines(look)
         elif self._open is not None and self._details is not None:
@@ -501,11 +513,15 @@ class BoardLive:
     def _board(self, snapshot: Snapshot, look: Look) -> list[Line]:
         if not self._frozen:
             now = snapshot.taken_at + timedelta(seconds=time.monotonic() - self._received)
-            return board.render(snapshot, now, look, refresh=self._pace, selected=self._selected)
+            return self._frame(snapshot, now, look)
         age = time.monotonic() - self._received
         top = Line(look).fill(f"frozen {int(age)}s; p goes on", look.width, "bold yellow")
         below = replace(look, height=look.height - 1)
-        return [top, *board.render(snapshot, snapshot.taken_at, below, refresh=self._pace, selected=self._selected)]
+        return [top, *self._frame(snapshot, snapshot.taken_at, below)]
+
+    def _frame(self, snapshot: Snapshot, now: datetime, look: Look) -> list[Line]:
+        chosen, order = self._selected, self._order
+        return board.render(snapshot, now, look, refresh=self._pace, selected=chosen, order=order)
 
     def _opened(self, details: Callable[[int, Look], list[Line]], task_id: int, look: Look) -> list[Line]:
         try:
@@ -557,8 +573,16 @@ def reason_of(error: Exception) -> str:
     """Return why a snapshot failed, in one short line."""
     if is_slow(error):
         return "reading takes too long"
-    text = error.message if isinstance(error, OrchestratorError) else f"{type(error).__name__}: {error}"
-    return text.strip().split("\n")[0]
+    if isinstance(error, OrchestratorError):
+        text = error.message
+    elif classify(error):
+        text = reason(error)
+    else:
+        return f"{type(error).__name__}: {error}".strip().split("\n")[0]
+    text = text.removeprefix("the database cannot be reached: ").strip().split("\n")[0]
+    # libpq names the server first and asks a question last; between them stands what happened.
+    text = re.sub(r".*\bfailed: (?:FATAL: +|error: )?", "", text).split(" Is the server ")[0]
+    return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
 
 _HELP = (
