@@ -18,14 +18,6 @@ if TYPE_CHECKING:
     from orchestrator.repositories.plans import Submitted
     from orchestrator.service import Orchestrator
 
-PANEL = "Work"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to *app*."""
-    app.command(rich_help_panel=PANEL)(add)
-    app.command(rich_help_panel=PANEL)(submit)
-
 
 def add(
     context: typer.Context,

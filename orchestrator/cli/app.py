@@ -1,8 +1,7 @@
 """The command line: one typer application, and the one place where an error becomes an exit code.
 
-Commands live beside this file by what they are for: ``adding``, ``running``, ``looking``, ``changing``, ``database``;
-``later`` has those that are not part of this version. None of them imports the service, SQLAlchemy or rich before it
-is called: help and usage errors cost what typer costs.
+``commands`` says which commands there are and where they live. None of them imports the service, SQLAlchemy or rich
+before it is called.
 
 Exit codes: 0 ok · 1 the work failed · 2 usage · 3 waits for a person · 4 not found · 5 conflict · 6 database · 70 ours ·
 130 interrupted · 141 pipe closed.
@@ -16,10 +15,10 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 from typer.main import get_command
 
-from orchestrator.cli import adding, changing, database, later, looking, printing, running
+from orchestrator.cli import printing
+from orchestrator.cli.commands import SETTINGS, Commands
 from orchestrator.cli.state import State
 from orchestrator.errors import OrchestratorError
 
@@ -29,38 +28,16 @@ PIPE_CLOSED = 141
 OURS = 70
 
 
-HEADINGS = (running.PANEL, looking.LOOK, changing.TASKS, changing.OPERATE)
-
-
-class Sections(TyperGroup):
-    """The top level: commands stand under the heading of the module that they come from."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write one list of commands for each heading, in the order in which they were registered."""
-        rows: dict[str, list[tuple[str, str]]] = {}
-        limit = formatter.width - 6 - max(len(name) for name in self.commands)
-        for name, command in self.commands.items():
-            heading = getattr(command, "rich_help_panel", None) or "Commands"
-            rows.setdefault(str(heading), []).append((name, command.get_short_help_str(limit)))
-        for heading in sorted(rows, key=lambda each: HEADINGS.index(each) if each in HEADINGS else len(HEADINGS)):
-            each = rows[heading]
-            with formatter.section(heading):
-                formatter.write_dl([(name.ljust(max(map(len, self.commands))), said) for name, said in each])
-
-
 app = typer.Typer(
     name=PROGRAM,
-    cls=Sections,
-    add_completion=False,
+    cls=Commands,
     no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
     help=(
         "Run AI agents as durable tasks out of PostgreSQL.\n\n"
         "Without a database URL this user's embedded PostgreSQL is started.\n\n"
         "Start with:  orchestrator run plan.yaml"
     ),
+    **SETTINGS,
 )
 
 
@@ -96,10 +73,6 @@ def _root(
     state.database_url = database_url
     state.config = config
     state.migrate = migrate
-
-
-for module in (running, adding, looking, changing, database, later):
-    module.register(app)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

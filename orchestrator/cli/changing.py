@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from orchestrator.repositories.operations import Changed
     from orchestrator.service import Orchestrator
 
-TASKS = "Change tasks"
-OPERATE = "Operate"
-
 _DONE = {
     "cancel": "cancelled",
     "retry": "opened again",
@@ -40,19 +37,6 @@ _DONE = {
     "release": "released",
     "priority": "given the priority",
 }
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to *app*."""
-    commands: dict[str, tuple[Callable[..., None], ...]] = {
-        TASKS: (cancel, retry, hold, release),
-        OPERATE: (pause, resume, drain),
-    }
-    for heading, each in commands.items():
-        for command in each:
-            app.command(rich_help_panel=heading)(command)
-    # A negative priority must not be taken for an option.
-    app.command(rich_help_panel=TASKS, context_settings={"ignore_unknown_options": True})(priority)
 
 
 def cancel(
@@ -97,9 +81,9 @@ def retry(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Open failed or cancelled tasks again, and what did not run because of them.
+    """Open failed or cancelled tasks again.
 
-    Their failures are forgotten; the count of attempts goes on.
+    And what did not run because of them. Their failures are forgotten; the count of attempts goes on.
 
     \b
     Examples:
@@ -329,7 +313,9 @@ def drain(
     worker: Annotated[str, typer.Argument(metavar="WORKER", help="A worker's name or id.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Let a worker claim no more, finish what it has, and end.
+    """Let a worker finish what it has, and end.
+
+    It claims no more.
 
     \b
     Example:

@@ -7,16 +7,10 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli import printing, state
+from orchestrator.cli.commands import SETTINGS, SUMMARIES
 from orchestrator.cli.options import JsonOption
 
-app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="The schema, and the embedded PostgreSQL of this user."
-)
-
-
-def register(root: typer.Typer) -> None:
-    """Add the commands to *root*."""
-    root.add_typer(app, name="db", rich_help_panel="Operate")
+app = typer.Typer(no_args_is_help=True, help=SUMMARIES["db"], **SETTINGS)
 
 
 @app.command()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,22 +30,8 @@ if TYPE_CHECKING:
     from orchestrator.repositories.events import Event
     from orchestrator.service import Orchestrator
 
-LOOK = "Look"
-OPERATE = "Operate"
 FOLLOW_SECONDS = 0.5
 PAGE = 2_000
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to *app*."""
-    app.command("list", rich_help_panel=LOOK)(list_)
-    commands: dict[str, tuple[Callable[..., None], ...]] = {
-        LOOK: (show, runs, logs, status, alerts, dashboard, costs),
-        OPERATE: (agents, workers, audit),
-    }
-    for heading, each in commands.items():
-        for command in each:
-            app.command(rich_help_panel=heading)(command)
 
 
 LimitOption = Annotated[int, typer.Option("--limit", "-n", metavar="N", help="At most this many.")]
@@ -93,7 +79,7 @@ def list_(
 
 
 def show(context: typer.Context, task_id: IdArgument, as_json: JsonOption = False) -> None:
-    """Show a task: who, when, why, its attempts, what it said last, what to do next.
+    """Show a task: who, when, why, and what to do next.
 
     \b
     Examples:
@@ -372,7 +358,9 @@ class _Log:
 
 
 def status(context: typer.Context, as_json: JsonOption = False) -> None:
-    """Show the queue in a few lines: counts, oldest waiting, workers, lock-hold times, alerts.
+    """Show the queue in a few lines.
+
+    Counts, the oldest waiting, workers, lock-hold times, alerts.
 
     \b
     Examples:
@@ -395,7 +383,7 @@ def status(context: typer.Context, as_json: JsonOption = False) -> None:
 
 
 def alerts(context: typer.Context, as_json: JsonOption = False) -> None:
-    """List what a person should look at; the exit code is 1 when there is something.
+    """List what a person should look at; exit 1 if there is any.
 
     \b
     Example:
@@ -437,9 +425,9 @@ def dashboard(
     ] = 1.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the queue live: what needs you, what runs, agents, workers, failures.
+    """Show the queue live.
 
-    Without a terminal one picture is printed, as with --once.
+    What needs you, what runs, agents, workers, failures. Without a terminal one picture is printed, as with --once.
 
     \b
     Examples:
@@ -635,7 +623,9 @@ def costs(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Add up tokens and USD, with the number of runs of unknown cost.
+    """Add up tokens and USD.
+
+    With the number of runs whose cost is unknown; + is at least this much.
 
     \b
     Examples:
@@ -693,13 +683,13 @@ def _table(rows: Sequence[Mapping[str, str]], right: Sequence[str] = ()) -> None
     from orchestrator.dashboard.frame import NO_LIMIT, Column, join, row, widest
 
     look = _look()
+    unlimited = look.width >= NO_LIMIT
     keys = list(rows[0])
     columns: list[Column] = []
     for rank, key in enumerate(keys):
-        width = widest(
-            (each[key] for each in rows), len(key), NO_LIMIT if key in right or look.width >= NO_LIMIT else 40
-        )
-        columns.append(Column(key, width, rank, right=key in right, gap=2, rest=1 if key == keys[-1] else 0))
+        width = widest((each[key] for each in rows), len(key), NO_LIMIT if key in right or unlimited else 40)
+        rest = 1 if key == keys[-1] and key not in right and not unlimited else 0
+        columns.append(Column(key, width, rank, right=key in right, gap=2 if rank else 0, rest=rest))
     places = join(columns, look.width)
     captions = {key: (key, "dim") for key in keys}
     drawn = [row(look, places, captions)]

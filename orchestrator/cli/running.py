@@ -36,16 +36,9 @@ if TYPE_CHECKING:
     from orchestrator.repositories.plans import Submitted
     from orchestrator.service import Orchestrator
 
-PANEL = "Work"
 SLOTS = 4
 """Slots of ``run`` unless it is told otherwise."""
 FOREVER = 10 * 366 * 86_400.0
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to *app*."""
-    for command in (run, worker, watchdog):
-        app.command(rich_help_panel=PANEL)(command)
 
 
 ConcurrencyOption = Annotated[
@@ -81,7 +74,7 @@ def run(
     verbose: VerboseOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Work a plan to its end, here: submit it, run its agents, show how it goes.
+    """Work a plan to its end, here: submit it, run it, show it.
 
     What is done stays done: run it again, and only the rest is done. The view
     is on stderr, the summary on stdout. Ctrl-C lets agents finish, twice ends
@@ -324,9 +317,10 @@ def worker(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only what is wrong.")] = False,
     migrate: Annotated[bool, typer.Option("--migrate", help="Upgrade the schema first, if it must be.")] = False,
 ) -> None:
-    """Work on tasks until stopped: SIGTERM or Ctrl-C lets agents finish first.
+    """Work on tasks until stopped.
 
-    One line on stderr for each start and end. Several workers share the tasks.
+    SIGTERM or Ctrl-C lets agents finish first. One line on stderr for each
+    start and end. Several workers share the tasks.
 
     \b
     Examples:
