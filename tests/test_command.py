@@ -186,7 +186,7 @@ def test_the_variables_of_the_contract(tmp_path: Path) -> None:
     }
     assert (seen["ORCHESTRATOR_TASK_ID"], seen["ORCHESTRATOR_ATTEMPT"]) == ("7", "3")
     assert (seen["ORCHESTRATOR_WORKSPACE"], seen["ORCHESTRATOR_SESSION"]) == (str(tmp_path), "s-9")
-    assert not Path(seen["ORCHESTRATOR_EVENTS"]).exists()
+    assert Path(seen["ORCHESTRATOR_EVENTS"]).read_bytes() == b""  # untouched: the next execution takes it
     assert json.loads(Path(seen["ORCHESTRATOR_CHECKPOINTS"]).read_text()) == {}
 
 
@@ -361,6 +361,15 @@ def test_events_are_read_while_the_agent_runs() -> None:
     assert outcome.usage is not None
     assert (outcome.usage.total_tokens, outcome.usage.cost_usd, outcome.usage.complete) == (1000, 0.5, False)
     assert outcome.result == {"n": 1}
+
+
+def test_no_execution_sees_the_events_of_another() -> None:
+    """A file that was written to is removed, and the next execution begins with an empty one."""
+    code = "import os; p = os.environ['ORCHESTRATOR_EVENTS']; print(p, os.path.getsize(p)); open(p, 'a').write('x')"
+    seen = [execute(script(code)).result.split() for _ in range(3)]
+    assert {size for _, size in seen} == {"0"}
+    assert len({path for path, _ in seen}) == 3
+    assert not any(Path(path).exists() for path, _ in seen)
 
 
 def test_events_are_read_to_the_end() -> None:
@@ -562,7 +571,8 @@ def test_fifty_at_once_leave_nothing() -> None:
         assert set(await asyncio.gather(*(one() for _ in range(200)))) == {OutcomeClass.DONE}
         assert sorted(os.listdir("/proc/self/fd")) == before
         assert not processes.keeper().strangers()
-        assert sorted(os.listdir(processes.keeper().directory)) == ["lock", "none.json"]
+        assert all(path.stat().st_size == 0 for path in Path(processes.keeper().directory).glob("events-*"))
+        assert len(list(Path(processes.keeper().directory).iterdir())) <= 52
 
     asyncio.run(main())
 

@@ -156,11 +156,11 @@ class CommandAgent:
                 outcome = refused.outcome
                 return replace(outcome, message=secrets.text(outcome.message or "")), False
             attempt = _Attempt(self._definition, claim, live, stop, start, tree, secrets, resumed=bool(session))
-            outcome = await attempt.run()
-            notes = [*outcome.notes]
-            notes += [f"secret {name} is not set in the worker's environment" for name in around.missing]
-            notes += [f"secret {name} is too short to be hidden in what the agent writes" for name in secrets.too_short]
-            return replace(outcome, notes=tuple(notes)), not attempt.spoke
+            for name in around.missing:
+                attempt.notes.append(f"secret {name} is not set in the worker's environment")
+            for name in secrets.too_short:
+                attempt.notes.append(f"secret {name} is too short to be hidden in what the agent writes")
+            return await attempt.run(), not attempt.spoke
         finally:
             await start.clean()
 
@@ -253,10 +253,10 @@ class _Attempt:
         self._input = memoryview(start.prompt)
         self._heard = self._loop.time()
         self._result_at: float | None = None
-        self._overstayed: asyncio.Future[None] = self._loop.create_future()
+        self._woken: asyncio.Future[None] = self._loop.create_future()
         self._timers: list[asyncio.TimerHandle] = []
         self._pause = _FIRST_TICK
-        self._notes: list[str] = []
+        self.notes: list[str] = []
 
     @property
     def spoke(self) -> bool:
@@ -266,14 +266,15 @@ class _Attempt:
     async def run(self) -> Outcome:
         """See the process to its end, and its tree with it; return what came of it."""
         tree, given = self._tree, self._definition
-        stopping = asyncio.ensure_future(self._stop.wait())
         reason: OutcomeClass | None = None
         code: int | None = None
         signal: int | None = None
         try:
             self._listen()
             self._tick_in(self._next_tick())
-            await asyncio.wait((tree.exited, stopping, self._overstayed), return_when=asyncio.FIRST_COMPLETED)
+            tree.exited.add_done_callback(self._wake)
+            self._stop.on_request(self._wake)
+            await self._woken
             if tree.exited.done():
                 returncode = tree.exited.result()
                 code, signal = (returncode, None) if returncode >= 0 else (None, -returncode)
@@ -281,18 +282,19 @@ class _Attempt:
             else:
                 # a result that had come before the request is a result
                 given_before = self._reader.has_result
-                if stopping.done() and not given_before:
+                asked = self._stop.reason is not None
+                if asked and not given_before:
                     reason = self._stop.reason
-                elif stopping.done():
-                    self._notes.append("the agent was asked to end after it had given its result; the result counts")
+                elif asked:
+                    self.notes.append("the agent was asked to end after it had given its result; the result counts")
                 else:
-                    self._notes.append(
+                    self.notes.append(
                         f"the agent still ran {given.result_grace:g} s after its result and was ended; the result counts"
                     )
                 self._tell(await tree.end(given.kill_grace), whole=True)
             await self._drain()
         finally:
-            stopping.cancel()
+            tree.exited.remove_done_callback(self._wake)
             for timer in self._timers:
                 timer.cancel()
             self._hush()
@@ -325,7 +327,7 @@ class _Attempt:
             replaced=any(output.replaced for output in self._outputs.values()),
         )
         usage = self._meter.close(ended=reason is None)
-        return replace(outcome, usage=usage, transcript=size, notes=(*outcome.notes, *self._notes))
+        return replace(outcome, usage=usage, transcript=size, notes=(*outcome.notes, *self.notes))
 
     # Reading and writing -------------------------------------------------------------------------------------------
 
@@ -391,11 +393,12 @@ class _Attempt:
             self._live.write(name, text, size)
         if self._result_at is None and self._reader.has_result:
             self._result_at = self._loop.time()
-            self._timers.append(self._loop.call_later(self._definition.result_grace, self._overstay))
+            self._timers.append(self._loop.call_later(self._definition.result_grace, self._wake))
 
-    def _overstay(self) -> None:
-        if not self._overstayed.done():
-            self._overstayed.set_result(None)
+    def _wake(self, _: object = None) -> None:
+        """Something has happened that ends the attempt: its exit, a request, or too long a life after its result."""
+        if not self._woken.done():
+            self._woken.set_result(None)
 
     async def _drain(self) -> None:
         """Read what is still in the pipes. What a leftover goes on writing is not waited for."""
@@ -431,12 +434,13 @@ class _Attempt:
         if not whole and count:
             what = "1 process was" if count == 1 else f"{count} processes were"
             how = " by SIGKILL" if ended.forced else ""
-            self._notes.append(f"{what} still running after the agent had ended, and ended{how}")
+            self.notes.append(f"{what} still running after the agent had ended, and ended{how}")
         elif whole and ended.forced:
-            self._notes.append(f"the agent did not end within {self._definition.kill_grace:g} s and was killed")
+            self.notes.append(f"the agent did not end within {self._definition.kill_grace:g} s and was killed")
         if ended.survivors:
+            self._start.survived = True
             pids = ", ".join(str(process.pid) for process in ended.survivors)
-            self._notes.append(f"will not stop: process {pids} is still there after SIGKILL")
+            self.notes.append(f"will not stop: process {pids} is still there after SIGKILL")
 
     # Meanwhile -----------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -51,6 +52,7 @@ class Start:
     cwd: str | None = None
     prompt: bytes = b""
     events: str = ""
+    survived: bool = False
     _made: list[str] = field(default_factory=list)
     _temporary: str | None = None
 
@@ -62,7 +64,7 @@ class Start:
         if given.workspace == "temporary":
             self.cwd = self._temporary = tempfile.mkdtemp(prefix="workspace-", dir=processes.keeper().directory)
         self.env = dict(around.variables)
-        self.events = self._file("events", b"")
+        self.events = self._events_file()
         workspace = self.cwd or os.getcwd()  # noqa: PTH109 - a text is wanted
         self.env.update(
             ORCHESTRATOR_TASK_ID=str(claim.task_id),
@@ -188,6 +190,32 @@ class Start:
         self._made.append(path)
         return path
 
+    def _events_file(self) -> str:
+        """Return an empty file for events: one that an earlier execution left untouched, else a new one."""
+        spare = processes.keeper().empty_files
+        if spare:
+            return spare.pop()
+        path = f"{processes.keeper().directory}/events-{os.urandom(6).hex()}"
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        return path
+
+    def _put_back_events(self) -> None:
+        """Keep the events file for the next execution if nobody has touched it, else remove it."""
+        path = self.events
+        if not path:
+            return
+        with contextlib.suppress(OSError):
+            now = os.lstat(path)
+            if (
+                now.st_size == 0
+                and now.st_nlink == 1
+                and stat.S_IMODE(now.st_mode) == 0o600
+                and stat.S_ISREG(now.st_mode)
+            ):
+                processes.keeper().empty_files.append(path)
+            else:
+                os.unlink(path)  # noqa: PTH108
+
     def _object(self, name: str) -> str:
         """Return a file with the claim's object of this *name* (checkpoints, answers); one empty one serves all."""
         held = getattr(self.claim, name, None)
@@ -202,7 +230,8 @@ class Start:
         return keep.files["none"]
 
     async def clean(self) -> None:
-        """Remove the files of this execution."""
+        """Remove the files of this execution. Only when nothing of it runs any more."""
+        self._put_back_events()
         for path in self._made:
             with contextlib.suppress(OSError):
                 os.unlink(path)  # noqa: PTH108 - one call for each task; a Path costs more than the call

@@ -104,6 +104,8 @@ class Keeper:
         self.signals_seen = float("-inf")
         self.before_exec: Callable[[], None] | None = None
         self.files: dict[str, str] = {}
+        self.empty_files: list[str] = []
+        self._programs: dict[tuple[str, str], str | None] = {}
         self._mark = census.worker_mark(f"{self.pid} {os.urandom(8).hex()}")
         self.null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._table_fd, self._table = _shared_table()
@@ -178,6 +180,23 @@ class Keeper:
                 _prctl(_PR_SET_CHILD_SUBREAPER, 0)
         if time.monotonic() - self._swept > _ZOMBIE_AGE:
             self.sweep()
+
+    def program(self, name: str, path: str | None) -> str | None:
+        """Return where *path* has the program *name*; None where the search has to be made anew for each start.
+
+        Remembered, because the search costs a failed exec for each folder, all in the time that a start blocks us.
+        """
+        if path is None or "/" in name or not all(folder.startswith("/") for folder in path.split(os.pathsep)):
+            return None
+        if (name, path) not in self._programs:
+            if len(self._programs) > 1000:
+                self._programs.clear()
+            self._programs[name, path] = shutil.which(name, path=path)
+        return self._programs[name, path]
+
+    def forget_programs(self) -> None:
+        """Search anew: one is not where it was."""
+        self._programs.clear()
 
     def marks(self, mark: str) -> str:
         """Return the value of the mark variable for a child: its own, this worker's, those of the workers around us."""
@@ -486,7 +505,7 @@ class ProcessTree:
 
 
 def spawn(
-    argv: Sequence[str] | str,
+    argv: Sequence[str],
     *,
     env: Mapping[str, str],
     mark: str,
@@ -524,18 +543,30 @@ def spawn(
         theirs.append(far_err)
         for fd in ours:
             os.set_blocking(fd, False)
+
+        def begin(executable: str | None) -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                list(argv),
+                executable=executable,
+                stdin=child_in,
+                stdout=far_out,
+                stderr=far_err,
+                env=environment,
+                cwd=cwd,
+                start_new_session=True,
+                preexec_fn=before,
+                pass_fds=pass_fds,
+            )
+
         start = census.ticks_now()
-        process = subprocess.Popen(
-            argv if isinstance(argv, str) else list(argv),
-            stdin=child_in,
-            stdout=far_out,
-            stderr=far_err,
-            env=environment,
-            cwd=cwd,
-            start_new_session=True,
-            preexec_fn=before,
-            pass_fds=pass_fds,
-        )
+        program = keep.program(argv[0], environment.get("PATH"))
+        try:
+            process = begin(program)
+        except FileNotFoundError:
+            if program is None:
+                raise
+            keep.forget_programs()
+            process = begin(None)
         keep.note(slot, process.pid, start)
     except BaseException:
         for fd in ours:
