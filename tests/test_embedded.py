@@ -163,30 +163,44 @@ def test_after_sigkill_of_the_server(prepared: EmbeddedServer) -> None:
         assert connection.execute("SELECT count(*) FROM kept").fetchone() == (0,)
 
 
-def test_a_recycled_process_number_is_not_a_server(prepared: EmbeddedServer) -> None:
-    """After a container's restart the pid in postmaster.pid may be anybody's, even our own."""
-    url = prepared.start()
-    pidfile = prepared.data / "postmaster.pid"
-    content = pidfile.read_text()
-    kill(prepared)
-    prepared.start()
-    prepared.stop()
-    pidfile.write_text(content.replace(content.split()[0], str(os.getpid()), 1))
-    assert prepared.status().running is False
-    assert prepared.start() == url
-    assert answers(url)
+@pytest.fixture
+def identity(prepared: EmbeddedServer) -> dict[str, int]:
+    """Popen's arguments for a process of the user that the server runs as; only such a one misleads PostgreSQL."""
+    user = prepared._server_user()
+    return {"user": user.uid, "group": user.gid} if user else {}
 
 
-def test_a_zombie_is_not_a_server(prepared: EmbeddedServer, wait_until: WaitUntil) -> None:
-    """A process that nobody reaps answers kill(pid, 0) for ever; it is no server."""
-    # The very command line of a postmaster, as the pid's owner would have had.
-    zombie = subprocess.Popen(["sh", "-c", "exit 0", "postgres", "-D", str(prepared.data)])
+def pid_file(server: EmbeddedServer, pid: int) -> None:
+    """What a postmaster that was killed leaves, in its data and beside its socket."""
+    lines = f"{pid}\n{server.data}\n0\n5432\n{server.sock}\n"
+    for path, text in (
+        (server.data / "postmaster.pid", lines + "\n0 0\nready\n"),
+        (server.sock / ".s.PGSQL.5432.lock", lines),
+    ):
+        path.write_text(text)
+        shutil.chown(path, server.data.owner(), server.data.group())
+
+
+def test_a_recycled_process_number_is_not_a_server(prepared: EmbeddedServer, identity: dict[str, int]) -> None:
+    """After a container's restart the pid in postmaster.pid may be anybody's."""
+    stranger = subprocess.Popen(["sleep", "600"], **identity)  # type: ignore[call-overload]
+    try:
+        pid_file(prepared, stranger.pid)
+        assert prepared.status().running is False
+        assert answers(prepared.start())
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_zombie_is_not_a_server(prepared: EmbeddedServer, identity: dict[str, int], wait_until: WaitUntil) -> None:
+    """A postmaster that nobody reaps answers kill(pid, 0) for ever; it is no server."""
+    zombie = subprocess.Popen(["sh", "-c", "exit 0", "postgres", "-D", str(prepared.data)], **identity)  # type: ignore[call-overload]
     state = Path(f"/proc/{zombie.pid}/stat")
     wait_until(lambda: state.read_text().rpartition(")")[2].split()[0] == "Z")
-    (prepared.data / "postmaster.pid").write_text(
-        f"{zombie.pid}\n{prepared.data}\n0\n5432\n{prepared.sock}\n\n0 0\nready\n"
-    )
     try:
+        pid_file(prepared, zombie.pid)
         assert prepared.status().running is False
         assert answers(prepared.start())
     finally:

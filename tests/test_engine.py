@@ -197,16 +197,19 @@ def test_reset_connections_are_replaced(database_url: str) -> None:
 
 @pytest.mark.real
 def test_behind_a_pooler_in_transaction_mode(database_url: str) -> None:
-    """The same statement again and again on connections that change beneath: no prepared-statement error."""
+    """A statement that was used often goes on working when the pooler changes the connection beneath it."""
+    statement = text("SELECT CAST(:n AS int)")
     with PgBouncer(database_url, pool_size=2) as pooler:
-        engine = make_engine(pooler.url, pooler="transaction", pool_size=5)
+        engine = make_engine(pooler.url, pooler="transaction")
         try:
-            for _ in range(20):
-                opened = [engine.connect() for _ in range(2)]
-                for connection in opened:
-                    assert connection.scalar(text("SELECT CAST(:n AS int)"), {"n": 7}) == 7
-                for connection in opened:
-                    connection.close()
+            with engine.connect() as often, engine.connect() as other:
+                for n in range(20):
+                    with often.begin():
+                        assert often.scalar(statement, {"n": n}) == n
+                with other.begin():  # takes the server connection that was used last
+                    other.execute(text("SELECT 1"))
+                    with often.begin():
+                        assert often.scalar(statement, {"n": 7}) == 7
         finally:
             engine.dispose()
 

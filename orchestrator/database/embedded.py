@@ -391,23 +391,20 @@ class EmbeddedServer:
 
         A zombie answers ``kill(pid, 0)`` until its parent reaps it, which in a container whose first process is no
         init never happens; and after a restart of a container the old number belongs to somebody else. PostgreSQL and
-        ``pg_ctl`` take both for a running server, so the process itself is looked at.
+        ``pg_ctl`` take both for a running server, so the process's command line is looked at: a zombie has none.
         """
         try:
-            lines = (self.data / "postmaster.pid").read_text().splitlines()
-            pid = int(lines[0])
+            pid = int((self.data / "postmaster.pid").read_text().splitlines()[0])
         except (OSError, ValueError, IndexError):
             return None
         if pid <= 0:
             return None
-        process = Path("/proc") / str(pid)
-        if Path("/proc/self/stat").exists():
+        if Path("/proc/self/cmdline").exists():
             try:
-                if process.joinpath("stat").read_text().rpartition(")")[2].split()[0] in "ZX":
-                    return None
-                return pid if os.fsencode(self.data) in process.joinpath("cmdline").read_bytes().split(b"\0") else None
-            except (OSError, IndexError):
+                arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except OSError:
                 return None
+            return pid if os.fsencode(self.data) in arguments else None
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
