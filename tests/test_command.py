@@ -539,6 +539,19 @@ def test_an_open_tool_is_no_silence() -> None:
     assert "Bash" in (outcome.message or "")
 
 
+def test_asked_to_end_before_it_began(tmp_path: Path) -> None:
+    """An attempt that is not wanted any more is not started."""
+
+    async def main() -> Outcome:
+        stop = Stop()
+        stop.request(OutcomeClass.INTERRUPTED, "shutdown")
+        return await agent("touch", str(tmp_path / "started")).execute(a_claim(), Heard(), stop)
+
+    outcome = asyncio.run(main())
+    assert (outcome.status, outcome.message) == (OutcomeClass.INTERRUPTED, "shutdown")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_cancelled_execution_leaves_nothing(tmp_path: Path) -> None:
     """When the worker drops the coroutine itself, the tree is ended before it lets go."""
     beats = tmp_path / "beats"

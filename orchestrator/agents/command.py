@@ -132,6 +132,8 @@ class CommandAgent:
 
     async def execute(self, claim: Claim, live: Live, stop: Stop) -> Outcome:
         """Run the command for *claim*; see ``Agent.execute``."""
+        if stop.reason is not None:  # asked to end before it began
+            return Outcome(status=stop.reason, cause=str(stop.reason), message=stop.message)
         session = claim.session if self._definition.session != "fresh" else None
         outcome, silent = await self._once(claim, live, stop, session)
         failed = outcome.status in (OutcomeClass.TRANSIENT, OutcomeClass.PERMANENT) and stop.reason is None

@@ -20,6 +20,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,20 @@ def harden() -> bool:
     return _prctl(_PR_SET_DUMPABLE, 0)
 
 
+def raise_descriptor_limit(wanted: int = 65_536) -> int:
+    """Raise the limit of open descriptors as far as it goes, at most to *wanted*, and return it.
+
+    An agent costs four of them while it runs. For the start of a worker; agents inherit the limit.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    aim = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < aim:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (aim, hard))
+            return aim
+    return soft
+
+
 def _default_signals() -> None:
     """In the child, between fork and exec: what the parent ignores must not be ignored by the agent."""
     for number in _RESTORED:
@@ -115,6 +131,7 @@ class Keeper:
         self._alarm_read = read_end
         self._env_mark = os.environ.get(census.MARK_NAME, "")
         self._swept = time.monotonic()
+        self.threads = ThreadPoolExecutor(4, thread_name_prefix="orchestrator-trees")
 
     @property
     def directory(self) -> str:
@@ -280,6 +297,7 @@ class Keeper:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             os.close(self._directory_lock)
+        self.threads.shutdown()
         os.close(self.null)
         self._table.close()
         os.close(self._table_fd)
@@ -421,7 +439,7 @@ class ProcessTree:
 
     async def members(self) -> list[Process]:
         """Return the living members of the tree, the process itself included."""
-        found = await self._loop.run_in_executor(None, self._find, time.monotonic(), set(self._known))
+        found = await self._loop.run_in_executor(self._keep.threads, self._find, time.monotonic(), set(self._known))
         return [process for process in found if process.alive]
 
     async def end(self, grace: float = 2.0, pipes: Collection[int] = ()) -> Ended:
@@ -461,7 +479,7 @@ class ProcessTree:
                 return result
 
         while True:
-            said = await self._loop.run_in_executor(None, step)
+            said = await self._loop.run_in_executor(self._keep.threads, step)
             if isinstance(said, Ended):
                 return said
             # the end of the process itself is known at once; anything else is looked for
