@@ -7,7 +7,8 @@ needs others is written under a lock on those: a parent that ends in the same mo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -40,11 +41,18 @@ from orchestrator.domain.entities import Dependency, Task, table
 from orchestrator.domain.given import NewTask
 from orchestrator.domain.storable import NAME_MAX, TITLE_MAX, check_json, check_text
 from orchestrator.domain.words import ENDED, LIVE, OutcomeClass, TaskStatus
-from orchestrator.errors import InvalidInput, NotFound
+from orchestrator.errors import Conflict, InvalidInput, NotFound
 from orchestrator.repositories import CallerSession
+from orchestrator.repositories.settling import close_families, unblock
 
 CHUNK = 5_000
 """Rows of one INSERT: large enough to be fast, small enough to keep memory flat."""
+
+TRIES = 10
+"""How often a row is tried whose key others take and free in the same moments."""
+
+LARGEST = 1e15
+"""Limit of seconds and USD: further on, sums and times run out of the database's range."""
 
 LOCKED_KEYS = 100
 """Up to so many unique keys in one call are locked before they are looked up; more would fill the lock table."""
@@ -95,21 +103,33 @@ def check_task(task: NewTask) -> None:
     for key, value in (task.tags or {}).items():
         check_text("tags", key, NAME_MAX)
         check_text(f"tags.{key}", value, TITLE_MAX)
-    if not -(2**31) <= task.priority < 2**31:
-        raise InvalidInput(f"priority: {task.priority} does not fit into 32 bits")
-    if task.max_retries is not None and not 0 <= task.max_retries < 2**31:
-        raise InvalidInput(f"max_retries: expected 0 or more, found {task.max_retries}")
+    check_text("dir", task.dir)
+    check_text("definition", task.definition, NAME_MAX)
+    _check_number("priority", task.priority, -(2**31), 2**31 - 1)
+    if task.max_retries is not None:
+        _check_number("max_retries", task.max_retries, 0, 2**31 - 1)
     if task.at is not None and task.at.tzinfo is None:
         raise InvalidInput(f"at: expected a time with its offset from UTC, found {task.at.isoformat()}")
-    budget = task.budget
+    budget, retry = task.budget, task.retry
     if budget is not None:
-        for name in ("seconds", "tokens", "usd", "turns"):
+        for name, most in (("seconds", None), ("tokens", 2**63 - 1), ("usd", None), ("turns", 2**31 - 1)):
             value = getattr(budget, name)
-            if value is not None and not value > 0:
+            if value is None:
+                continue
+            _check_number(f"budget {name}", value, 0, most, whole=most is not None)
+            if not value > 0:
                 raise InvalidInput(f"budget {name}: expected more than 0, found {value}")
-    retry = task.retry
-    if retry is not None and not (retry.initial >= 0 and retry.factor >= 1 and retry.max >= 0):
-        raise InvalidInput(f"retry: expected initial ≥ 0, factor ≥ 1 and max ≥ 0, found {retry}")
+    if retry is not None:
+        for name, least in (("initial", 0), ("factor", 1), ("max", 0)):
+            _check_number(f"retry {name}", getattr(retry, name), least, None, whole=False)
+
+
+def _check_number(field: str, value: Any, least: float, most: float | None, *, whole: bool = True) -> None:
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        raise InvalidInput(f"{field}: expected a {'whole ' if whole else ''}number, found {value!r}")
+    if not math.isfinite(value) or value < least or value > (most if most is not None else LARGEST):
+        limits = f"{least:,} or more" if most is None else f"{least:,} to {most:,}"
+        raise InvalidInput(f"{field}: expected {limits}, found {value}")
 
 
 def insert_tasks(
@@ -132,19 +152,26 @@ def insert_tasks(
     taken = _live_keys(session, keys)
     known = dict(named or {})
     fresh: list[int] = []
+    doubles: dict[int, int] = {}
+    first: dict[str, int] = {}
     for place, task in enumerate(tasks):
         found = None if task.unique_key is None else taken.get(task.unique_key)
-        if found is None:
+        if found is not None:
+            results[place] = Added(found[0], False, found[1])
+        elif task.unique_key is not None and task.unique_key in first:
+            doubles[place] = first[task.unique_key]
+        else:
             fresh.append(place)
             if task.unique_key is not None:
-                taken[task.unique_key] = (-1 - place, TaskStatus.PENDING)
-        elif found[0] >= 0:
-            results[place] = Added(found[0], False, found[1])
-            if task.name is not None:
-                known[task.name] = found[0]
+                first[task.unique_key] = place
     ids = dict(zip(fresh, _draw_ids(session, len(fresh)), strict=True)) if fresh else {}
-    known |= {name: ids[place] for place in fresh if (name := tasks[place].name) is not None}
-    parents = {place: _parents(tasks[place], known) for place in fresh if tasks[place].after}
+    parents: dict[int, list[int]] = {}
+    for place, task in enumerate(tasks):
+        if place in ids and task.after:
+            parents[place] = _parents(task, known)
+        if task.name is not None:
+            result = results[place]
+            known[task.name] = result.id if result is not None else ids[doubles.get(place, place)]
     states = _lock_parents(session, sorted({p for each in parents.values() for p in each} - set(ids.values())))
     statuses: dict[int, TaskStatus] = {}
     closed: dict[int, tuple[int, TaskStatus]] = {}
@@ -159,29 +186,91 @@ def insert_tasks(
             elif state is not TaskStatus.DONE:
                 status = TaskStatus.BLOCKED
         statuses[ids[place]] = TaskStatus.CANCELLED if ids[place] in closed else status
-    written: set[int] = set()
-    for start in range(0, len(fresh), CHUNK):
-        part = fresh[start : start + CHUNK]
-        rows = [
-            _row(ids[p], tasks[p], statuses[ids[p]], closed.get(ids[p]), plan, orders[p] if orders else None)
-            for p in part
-        ]
-        arrays = {
-            f"new_{name}": list(values) for (name, _), values in zip(_COLUMNS, zip(*rows, strict=True), strict=True)
-        }
-        written.update(session.execute(_INSERT, arrays).scalars())
-    _link(session, [(ids[place], parent) for place, each in parents.items() for parent in each], written)
+    rows = {
+        place: _row(ids[place], tasks[place], statuses[ids[place]], closed.get(ids[place]), plan, _order(orders, place))
+        for place in fresh
+    }
+    written, twins = _insert_rows(session, tasks, rows)
     for place in fresh:
-        if ids[place] in written:
+        if place in twins:
+            results[place] = Added(twins[place][0], False, twins[place][1])
+        else:
             results[place] = Added(ids[place], True, statuses[ids[place]])
-    missing = [place for place, result in enumerate(results) if result is None]
-    if missing:
-        # Lost to a twin: one earlier in this call, or one that was added between our look and our insert.
-        taken = _live_keys(session, sorted({tasks[p].unique_key or "" for p in missing}))
-        for place in missing:
-            twin = taken[tasks[place].unique_key or ""]
-            results[place] = Added(twin[0], False, twin[1])
+    instead = {ids[place]: twin[0] for place, twin in twins.items()}
+    links = [
+        (ids[place], instead.get(parent, parent))
+        for place, each in parents.items()
+        if ids[place] in written
+        for parent in each
+    ]
+    adopted = sorted({parent for _, parent in links} & set(instead.values()))
+    adopting = _lock_parents(session, adopted)
+    _link(session, links, written)
+    if adopting:
+        _follow(session, adopting, links, results)
+    for place, other in doubles.items():
+        twin = results[other]
+        assert twin is not None
+        results[place] = Added(twin.id, False, twin.status)
     return [result for result in results if result is not None]
+
+
+def _order(orders: Sequence[int] | None, place: int) -> int | None:
+    return None if orders is None else orders[place]
+
+
+def _insert_rows(
+    session: CallerSession, tasks: Sequence[NewTask], rows: dict[int, tuple[Any, ...]]
+) -> tuple[set[int], dict[int, tuple[int, TaskStatus]]]:
+    """Insert *rows* (by place); return the ids that were written, and the twins of those that were not, by place.
+
+    A row is not written when a task with its key was added between our look and this: only without the keys' locks.
+    """
+    written: set[int] = set()
+    twins: dict[int, tuple[int, TaskStatus]] = {}
+    left = sorted(rows)
+    for _ in range(TRIES):
+        for start in range(0, len(left), CHUNK):
+            part = [rows[place] for place in left[start : start + CHUNK]]
+            arrays = {
+                f"new_{name}": list(values) for (name, _), values in zip(_COLUMNS, zip(*part, strict=True), strict=True)
+            }
+            written.update(session.execute(_INSERT, arrays).scalars())
+        left = [place for place in left if rows[place][0] not in written]
+        if not left:
+            return written, twins
+        live = _live_keys(session, sorted({key for place in left if (key := tasks[place].unique_key) is not None}))
+        twins |= {place: live[key] for place in left if (key := tasks[place].unique_key) in live}
+        # A twin that ended since then has freed its key: once more.
+        left = [place for place in left if place not in twins]
+        if not left:
+            return written, twins
+    task = tasks[left[0]]
+    raise Conflict(
+        f"{task.name or task.unique_key or task.agent}: other tasks with its key or name come and go all the time",
+        hint="add it again",
+    )
+
+
+def _follow(
+    session: CallerSession,
+    adopting: dict[int, TaskStatus],
+    links: Sequence[tuple[int, int]],
+    results: list[Added | None],
+) -> None:
+    """Move new tasks that need a twin's task instead of their own to where that one's status puts them."""
+    children = sorted({child for child, parent in links if parent in adopting})
+    stopped = {id_: status for id_, status in adopting.items() if status in (TaskStatus.FAILED, TaskStatus.CANCELLED)}
+    close_families(session, stopped)
+    unblock(session, children)
+    wanted = any_(literal([child for child, _ in links], ARRAY(BigInteger)))
+    now = {
+        id_: TaskStatus(status)
+        for id_, status in session.execute(select(Task.id, Task.status).where(Task.id == wanted))
+    }
+    for place, result in enumerate(results):
+        if result is not None and result.id in now:
+            results[place] = Added(result.id, result.created, now[result.id])
 
 
 def ready_agents(tasks: Sequence[NewTask], added: Sequence[Added]) -> set[str]:
@@ -193,10 +282,35 @@ def ready_agents(tasks: Sequence[NewTask], added: Sequence[Added]) -> set[str]:
     }
 
 
-def after_commit(session: CallerSession, call: Any) -> None:
-    """Run *call* once, after the caller's transaction has been committed; on a bare Connection, never (polling finds it)."""
-    if isinstance(session, Session):
-        event.listen(session, "after_commit", lambda _: call(), once=True)
+def after_commit(session: CallerSession, call: Callable[[], object]) -> None:
+    """Run *call* once, after the caller's transaction has been committed; never after a rollback.
+
+    On a bare Connection, never: it tells nobody of its commit, and polling finds the work.
+    """
+    if not isinstance(session, Session):
+        return
+    calls: list[Callable[[], object]] | None = session.info.get(_CALLS)
+    if calls is None:
+        calls = session.info[_CALLS] = []
+        event.listen(session, "after_commit", _committed)
+        event.listen(session, "after_rollback", _rolled_back)
+    calls.append(call)
+
+
+_CALLS = "orchestrator.after_commit"
+
+
+def _committed(session: Session) -> None:
+    if session.in_nested_transaction():
+        return  # a savepoint was released: that is no commit yet
+    calls, session.info[_CALLS][:] = list(session.info[_CALLS]), []
+    for call in calls:
+        call()
+
+
+def _rolled_back(session: Session) -> None:
+    if not session.in_nested_transaction():
+        session.info[_CALLS].clear()
 
 
 # -- the parts ----------------------------------------------------------------------------------------------------
@@ -244,11 +358,14 @@ def _parents(task: NewTask, known: dict[str, int]) -> list[int]:
     ids = []
     for need in task.after:
         if isinstance(need, int):
+            if not 0 < need < 2**63:
+                raise InvalidInput(f"after: {need} is not the id of a task", task=task.name)
             ids.append(need)
         elif need in known:
             ids.append(known[need])
         else:
-            raise InvalidInput(f"after: no task named {need!r} in this submission", task=task.name)
+            # Only what stands before it: ids grow from parents to children, and locks are taken in that order.
+            raise InvalidInput(f"after: no task named {need!r} comes before this one", task=task.name)
     return sorted(set(ids))
 
 

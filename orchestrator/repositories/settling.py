@@ -38,6 +38,7 @@ from orchestrator.domain.entities import Dependency, Run, Task, table
 from orchestrator.domain.outcome import Claim, Outcome
 from orchestrator.domain.settle import Settlement
 from orchestrator.domain.words import OutcomeClass, TaskStatus
+from orchestrator.repositories import CallerSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +280,7 @@ def wake_families(session: Session, done: Sequence[int]) -> set[str]:
     return unblock(session, children)
 
 
-def unblock(session: Session, children: Sequence[int]) -> set[str]:
+def unblock(session: CallerSession, children: Sequence[int]) -> set[str]:
     """Move *children*, already locked, from blocked to pending where every parent is done; return their agents."""
     parent = aliased(Task)
     unmet = exists().where(
@@ -296,7 +297,7 @@ def unblock(session: Session, children: Sequence[int]) -> set[str]:
     )
 
 
-def close_families(session: Session, stopped: Mapping[int, TaskStatus]) -> list[int]:
+def close_families(session: CallerSession, stopped: Mapping[int, TaskStatus]) -> list[int]:
     """Cancel every blocked descendant of tasks that failed or were cancelled, naming the one that stopped them.
 
     A descendant of several is told of the one with the smallest id. Returns the ids that were cancelled.
