@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator.agents import census, children
+from orchestrator.agents import census, child, children, processes
 from orchestrator.agents.functions import AgentFunction, Context, agent
 from orchestrator.agents.protocol import Stop
 from orchestrator.agents.python import PythonAgent
@@ -120,7 +120,7 @@ def test_children_are_warm_and_replaced_after_a_while() -> None:
     assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 def test_a_child_that_dies_by_a_signal(number: int) -> None:
     """Death by a signal is transient, names it, and the next task gets a new child."""
     first, second = run(functions.dies, number, "exit")
@@ -317,6 +317,54 @@ def test_blocked_tasks_get_children_of_their_own(tmp_path: Path) -> None:
         return len({outcome.result for outcome in outcomes})
 
     assert with_agent(meets, body) == 5
+
+
+def test_an_idle_child_that_dies_is_replaced(wait_until: Any) -> None:
+    """A child that was killed between two tasks costs neither of them."""
+
+    async def body(made: PythonAgent) -> list[Outcome]:
+        first = await made.execute(a_claim(agent="process", claimed_by=OWNER), Heard(), Stop())
+        os.kill(first.result, signal.SIGKILL)
+        await until(lambda: not os.path.exists(f"/proc/{first.result}"))
+        return [first, await made.execute(a_claim(agent="process", claimed_by=OWNER), Heard(), Stop())]
+
+    first, second = with_agent(functions.process, body)
+    assert second.status is OutcomeClass.DONE
+    assert first.result != second.result
+
+
+def test_a_child_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a single child the task fails for now, in words; with one it waits for that."""
+    real = processes.spawn
+    refused: list[bool] = []
+
+    def refuse(*given: Any, **options: Any) -> Any:
+        if len(refused) < 1 or refused[-1]:
+            refused.append(True)
+            raise OSError(11, "Resource temporarily unavailable")
+        return real(*given, **options)
+
+    async def body(made: PythonAgent) -> list[Outcome]:
+        monkeypatch.setattr(children, "spawn", refuse)
+        first = await made.execute(a_claim(agent="process", claimed_by=OWNER), Heard(), Stop())
+        refused.append(False)
+        second = await made.execute(a_claim(agent="process", claimed_by=OWNER), Heard(), Stop())
+        refused.append(True)
+        both = [made.execute(a_claim(agent="process", claimed_by=OWNER), Heard(), Stop()) for _ in range(2)]
+        return [first, second, *await asyncio.gather(*both)]
+
+    first, *rest = with_agent(functions.process, body)
+    assert (first.status, first.cause) == ("transient", "child_start")
+    assert "Resource temporarily unavailable" in str(first.message)
+    assert len({outcome.result for outcome in rest}) == 1
+
+
+def test_children_that_never_get_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interpreter that ends at once is not started for ever."""
+    monkeypatch.setattr(child, "BOOT", "raise SystemExit(9)")
+    (outcome,) = run(functions.process, None)
+    assert (outcome.status, outcome.cause) == ("transient", "child_start")
+    assert outcome.message == "the child process ended with 9 before it was ready"
 
 
 def test_a_stop_while_waiting_for_a_child(monkeypatch: pytest.MonkeyPatch) -> None:

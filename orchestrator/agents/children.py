@@ -70,6 +70,7 @@ class Child:
         self.tasks = 0
         self.idle_since = 0.0
         self.gone = False
+        self.usable = False
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self._sock = sock
@@ -282,6 +283,7 @@ class Pool:
         self._starting: set[asyncio.Task[None]] = set()
         self._retiring: set[asyncio.Task[census.Ended]] = set()
         self._count = 0
+        self._usable = 0
         self._owner: object = None
         self._timer: asyncio.TimerHandle | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -375,10 +377,18 @@ class Pool:
         except asyncio.CancelledError:
             await found.end(0.0)
             raise
+        if not found.gone:
+            found.usable = True
+            self._usable += 1
         self.release(found)
 
     def _fail(self, error: StartFailed) -> None:
-        """Tell everybody who waits: what keeps one child from starting keeps all."""
+        """Tell everybody who waits: what keeps one child from loading keeps all.
+
+        Where only the start failed (no memory, no more processes), they wait for the children that there are.
+        """
+        if error.fault.status is OutcomeClass.TRANSIENT and self._usable > 0:
+            return
         waiters, self._waiters = self._waiters, deque()
         for _, waiter in waiters:
             if not waiter.done():
@@ -406,6 +416,7 @@ class Pool:
 
     def _gone(self, found: Child) -> None:
         self._count -= 1
+        self._usable -= found.usable
         if found in self._idle:
             self._idle.remove(found)
             self._retire(found)
