@@ -266,7 +266,7 @@ class Tasks:
             order.append(at)
             for child in children.get(at, ()):
                 missing[child] -= 1
-                if missing[child] == 0 and parents[child] is not None:
+                if missing[child] == 0:
                     heapq.heappush(ready, child)
         if len(order) < len(self.made):
             self._unplaced(set(range(len(self.made))) - set(order), parents)
