@@ -415,6 +415,10 @@ class Orchestrator:
         """Whether somebody has been renewing for long enough that silence of others means something."""
         return transient(lambda: self._workers.witness(self.settings.lease), give_up_after=0)
 
+    def late(self) -> bool:
+        """Whether some live worker has missed two renewals, so that there may be something to judge."""
+        return self._workers.late()
+
     def mark_gone(self, workers: Sequence[UUID], why: str) -> list[UUID]:
         """Declare workers dead whose processes are known to be gone; return those buried by this call."""
         return transient(lambda: self._workers.mark_gone(workers, why), give_up_after=0)

@@ -164,6 +164,21 @@ class WorkerRepository:
         with self._sessions() as session:
             return bool(session.scalar(select(exists().where(*_witness(literal(timedelta(seconds=lease)))))))
 
+    def late(self) -> bool:
+        """Whether some live worker has missed two renewals: it may turn out to be dead. Uses workers_live."""
+        with self._sessions() as session:
+            return bool(
+                session.scalar(
+                    select(
+                        exists().where(
+                            WorkerRow.dead_at.is_(None),
+                            WorkerRow.stopped_at.is_(None),
+                            WorkerRow.renewed_at < func.clock_timestamp() - WorkerRow.heartbeat - WorkerRow.heartbeat,
+                        )
+                    )
+                )
+            )
+
     def mark_gone(self, workers: Sequence[UUID], why: str) -> list[UUID]:
         """Declare *workers* dead because their processes are known to be gone; return those that this call buried.
 

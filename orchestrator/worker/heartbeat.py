@@ -133,13 +133,14 @@ class Heartbeat:
         step = min(0.25, self._lease / 20)
         seen, still = self._ticks(), 0.0
         last = boot_clock()
-        told_for, chance = 0.0, 0.0
+        told_for, chance_for, chance = 0.0, 0.0, 0.0
         while not self._closing.wait(step):
             now = boot_clock()
             gap, last = now - last, now
             limit = self._lease_end - self._margin
-            if gap > step + 1 and now >= limit:
-                # Asleep or stopped meanwhile, as the agents most likely were: ask before they are stopped for it.
+            if gap > step + 1 and now >= limit and chance_for != self._lease_end:
+                # Asleep or stopped meanwhile, as the agents most likely were: ask once before they are stopped for it.
+                chance_for = self._lease_end
                 chance = now + min(SECOND_CHANCE, self._lease / 4)
                 self._now.set()
             if now >= max(limit, chance) and told_for != self._lease_end:

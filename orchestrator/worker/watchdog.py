@@ -36,6 +36,12 @@ class Swept:
     taken_back: list[tuple[int, int, str]] = field(default_factory=list)
     next_due: float | None = None
 
+    def add(self, later: Swept) -> None:
+        """Add what a later sweep did."""
+        self.buried += later.buried
+        self.taken_back += later.taken_back
+        self.next_due = later.next_due
+
 
 class Sweeper:
     """One sweep after the other, for a worker or a standalone watchdog. Used from one thread.
@@ -133,21 +139,24 @@ class Watchdog:
         self._swept_again.set()
 
     def once(self) -> Swept:
-        """Sweep once, and wait for a witness before that: at most one lease, if nobody else has been renewing.
+        """Sweep once; if somebody may be dead, stay until that is known.
 
-        Returns early, having swept without judgement, when ``stop`` is called. Raises DatabaseUnavailable.
+        That is: until they renew, or a sweep buries them, for which somebody must have been renewing for their whole
+        lease; without another such witness this process becomes it. Returns early, with what was found by then, when
+        ``stop`` is called. Raises DatabaseUnavailable.
         """
         who = identity()
         worker = self._register(who)
         renewals = _Renewals(self._orchestrator, worker, self._heartbeat)
         sweeper = Sweeper(self._orchestrator, who, self._swept_again.set)
         try:
-            swept = sweeper.sweep()
+            total = sweeper.sweep()
             sweeper.finish()
-            while not self._stopping.is_set() and not once(self._orchestrator.witness):
+            while not self._stopping.is_set() and once(self._orchestrator.late):
                 self._stopping.wait(min(1.0, self._heartbeat / 2))
-            more = sweeper.sweep()
-            return Swept(swept.buried + more.buried, swept.taken_back + more.taken_back, more.next_due)
+                total.add(sweeper.sweep())
+            total.add(sweeper.sweep())
+            return total
         finally:
             renewals.end()
             self._orchestrator.stop_worker(worker)
