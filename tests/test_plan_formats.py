@@ -234,6 +234,8 @@ def test_what_a_map_may_say(load: Load) -> None:
     )
     [deep] = load(json.dumps(row), "p.jsonl", agent="coder", map={"input": "a.b.0.x"}).tasks
     assert (deep.input, deep.template) == ("{secrets} {{x}}", False)
+    [literal] = load('{"a": "{{x}}"}', "p.jsonl", agent="coder", map={"input": "a"}).tasks
+    assert literal.input == "{{x}}"
 
 
 def test_mapped_text_beside_a_template(load: Load) -> None:

@@ -349,6 +349,10 @@ def test_skip_invalid(load: Load) -> None:
     plan = load(text, "p.jsonl", agent="coder", skip_invalid=True)
     assert [task.name for task in plan.tasks] == ["a", "e"]
     assert [line for line, _ in plan.refused] == [2, 3, 4, 5]
+    assert plan.refused[2:] == [
+        (4, "task 'c': after: the task 'b' has faults itself"),
+        (5, "task 'd': after: the task 'c' has faults itself"),
+    ]
 
 
 def test_many_faults_are_counted(faults: FindFaults, load: Load) -> None:
