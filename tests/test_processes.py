@@ -35,6 +35,7 @@ def daemon(file, wipe):
             env = {} if wipe else dict(os.environ)
             os.execve(sys.executable, [sys.executable, FAKE, "beat", file, "600", "ignore"], env)
         os._exit(0)
+    os.wait()
 """
 
 
