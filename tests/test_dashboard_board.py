@@ -329,6 +329,10 @@ def test_database_away_keeps_the_last_picture_dimmed_under_one_bright_line() -> 
     later = NOW + timedelta(seconds=14)
     lines = render_away(snapshot(), away, later, Look(100, 24), refresh=1.0)
     assert lines[0].text == ("database away 14s: connection refused; next try in 3s; below is as of 12:04:31")
+    long = replace(away, error="server closed the connection unexpectedly before anybody could tell")
+    assert render_away(snapshot(), long, later, Look())[0].text == (
+        "database away 14s: server closed the c…; next try in 3s; below is as of 12:04:31"
+    )
     assert len(lines) == 24
     assert any("50m41s" in line.text for line in lines)
     assert "\x1b[2m" not in lines[0].painted(Paint.COLOR)

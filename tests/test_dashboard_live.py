@@ -379,7 +379,7 @@ class Session:
 
     def until(self, condition: Callable[[str], object], start: int = 0) -> str:
         """Read until *condition* holds for what came after *start*; return all that came."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not condition(self.raw[start:]):
             assert time.monotonic() < deadline, f"never came: {self.raw[start:][-2000:]!r}"
             ready, _, _ = select.select([self.master], [], [], 0.5)
@@ -390,7 +390,7 @@ class Session:
 
     def end(self) -> int:
         """Read to the end of the process; return its exit code."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while self.process.poll() is None and time.monotonic() < deadline:
             ready, _, _ = select.select([self.master], [], [], 0.05)
             if ready:

@@ -52,12 +52,18 @@ def task_name(task: RunningTask | Failure | Question) -> str:
 def away_line(away: Away, now: datetime, look: Look, taken_at: datetime | None) -> Line:
     """Return the bright line above a picture that has grown old. *now* and ``away`` are on the local clock."""
     word = "database slow" if away.slow else "database away"
-    text = f"{word} {short.age(short.since(away.since, now) or 0)}: {away.error}"
+    head = f"{word} {short.age(short.since(away.since, now) or 0)}: "
+    tails = []
     if away.next_try_at is not None:
-        text += f"; next try in {short.age((away.next_try_at - now).total_seconds())}"
+        tails.append(f"; next try in {short.age((away.next_try_at - now).total_seconds())}")
     if taken_at is not None:
-        text += f"; below is as of {short.clock(taken_at, now)}"
-    return Line(look).fill(text, look.width, "bold red")
+        tails.append(f"; below is as of {short.clock(taken_at, now)}")
+    # The reason gives way first: what is known and what comes next matter more than how a driver puts it.
+    error = look.show(away.error)
+    while tails and len(head) + min(18, cells(error)) + sum(map(len, tails)) > look.width:
+        tails.pop()
+    tail = "".join(tails)
+    return Line(look).fill(head + look.cut(error, look.width - len(head) - len(tail)) + tail, look.width, "bold red")
 
 
 def render_away(
@@ -147,7 +153,7 @@ def _panes(snapshot: Snapshot, now: datetime, look: Look, refresh: float | None)
         agents_most = 0
     places, running = _running_rows(snapshot, now, look, left() - 1)
     title = f"running {short.counted(snapshot.running_count)}"
-    lines = [*header, *top, rule(look, title, places=places), *running]
+    lines = [*header, *top, rule(look, title, places=places if running else None), *running]
     if agents_most:
         lines += _agents_and_workers(snapshot, now, look, agents_most)
     if failures_most:
@@ -221,11 +227,12 @@ def _headers(snapshot: Snapshot, now: datetime, look: Look, refresh: float | Non
     lines = [_header(snapshot, now, look, refresh)]
     hour = snapshot.minutes[-60:]
     done, failed = sum(minute.done for minute in hour), sum(minute.failed for minute in hour)
-    usd = short.money(sum(minute.usd for minute in hour), partial=any(minute.unknown_cost for minute in hour))
+    spent, partial = sum(minute.usd for minute in hour), any(minute.unknown_cost for minute in hour)
+    usd = f"{short.money(spent, partial=partial)}/h" if spent or partial else ""
     last = hour[-5:]
     rate = sum(minute.done + minute.failed for minute in last) / len(last) if last else 0.0
     if not look.wide:
-        right = [f"{rate:.0f}/min", f"{usd}/h"] if hour else []
+        right = [f"{rate:.0f}/min", *([usd] if usd else [])] if hour else []
         lines.append(_counts(snapshot, look, ["  ".join(right), right[0] if right else ""]))
         return lines
     oldest = min((agent.oldest_ready_at for agent in snapshot.agents if agent.oldest_ready_at), default=None)
@@ -234,7 +241,7 @@ def _headers(snapshot: Snapshot, now: datetime, look: Look, refresh: float | Non
     line = Line(look)
     if hour:
         line.add(spark(look, [minute.done + minute.failed for minute in hour[-20:]]), "dim").add(f" {rate:.1f}/min")
-        line.add(f"{look.separator}1h: {done:,} done, {failed:,} failed{look.separator}{usd}/h")
+        line.add(f"{look.separator}1h: {done:,} done, {failed:,} failed{look.separator if usd else ''}{usd}")
     hold = hold_text(snapshot)
     if hold and line.width + len(hold) + 2 <= look.width:
         line.right(hold)

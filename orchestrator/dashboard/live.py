@@ -581,7 +581,8 @@ def reason_of(error: Exception) -> str:
         return f"{type(error).__name__}: {error}".strip().split("\n")[0]
     text = text.removeprefix("the database cannot be reached: ").strip().split("\n")[0]
     # libpq names the server first and asks a question last; between them stands what happened.
-    text = re.sub(r".*\bfailed: (?:FATAL: +|error: )?", "", text).split(" Is the server ")[0]
+    text = re.sub(r".*\bfailed: (?:FATAL: +|error: )?", "", text)
+    text = re.split(r" (?=Is the server |This probably means )", text)[0]
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
 
