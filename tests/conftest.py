@@ -30,6 +30,7 @@ from orchestrator.database import schema
 from orchestrator.database.embedded import EmbeddedServer
 from orchestrator.database.engine import connection_parameters, make_engine
 from orchestrator.database.engine import sessions as make_sessions
+from tests.commands import Cli
 from tests.servers import FAST, new_database
 
 KEPT = {schema.VERSION_TABLE, schema.REVISIONS_TABLE}
@@ -207,6 +208,13 @@ def engine(database_url: str, _session_engine: Engine) -> Engine:
 def sessions(engine: Engine) -> sessionmaker[Session]:
     """A factory of Sessions on the empty tables."""
     return make_sessions(engine)
+
+
+@pytest.fixture
+def cli(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """The command line, in this process, on the empty tables and in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return Cli(database_url, tmp_path, monkeypatch, capsys)
 
 
 # -- waiting, and what a test may not leave ----------------------------------------------------------------------------

@@ -262,7 +262,9 @@ def pause(
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Let no worker start tasks of an agent. What runs goes on.
+    """Let no worker start tasks of an agent.
+
+    What runs goes on.
 
     \b
     Examples:

@@ -42,7 +42,9 @@ def upgrade(context: typer.Context, as_json: JsonOption = False) -> None:
 
 @app.command()
 def status(context: typer.Context, as_json: JsonOption = False) -> None:
-    """Show the schema and the server, changing nothing; the exit code is 6 if it is no use as it is.
+    """Show the schema and the server, changing nothing.
+
+    The exit code is 6 if the database is no use as it is.
 
     \b
     Example:
@@ -90,7 +92,9 @@ def status(context: typer.Context, as_json: JsonOption = False) -> None:
 
 @app.command()
 def url(context: typer.Context, as_json: JsonOption = False) -> None:
-    """Print the database URL alone, its password included; the embedded server runs then.
+    """Print the database URL alone, password included.
+
+    The embedded server runs then.
 
     \b
     Example:
@@ -106,7 +110,9 @@ def url(context: typer.Context, as_json: JsonOption = False) -> None:
 
 @app.command()
 def start(context: typer.Context, as_json: JsonOption = False) -> None:
-    """Start the embedded server, or attach to it, and bring its schema up.
+    """Start the embedded server, or attach to it.
+
+    And bring its schema to what this version needs.
 
     \b
     Example:
@@ -133,7 +139,9 @@ def stop(
     force: Annotated[bool, typer.Option("--force", help="Also while workers are connected.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Stop the embedded server. While workers are connected: exit 5, unless --force.
+    """Stop the embedded server.
+
+    While workers are connected: exit 5, unless --force.
 
     \b
     Example:
@@ -156,7 +164,9 @@ def sql(
     revision: Annotated[str, typer.Option("--revision", metavar="ID", help="Up to this revision.")] = "head",
     as_json: JsonOption = False,
 ) -> None:
-    """Print the SQL of all migrations, for a database that one may not touch from here.
+    """Print the SQL of all migrations.
+
+    For a database that one may not touch from here.
 
     \b
     Example:
