@@ -173,6 +173,18 @@ def test_a_result_beyond_all_measure() -> None:
     assert (outcome.status, outcome.cause) == ("permanent", "result_too_large")
 
 
+def test_a_function_may_not_use_all_memory() -> None:
+    """Beyond its limit a function gets MemoryError, and the child goes on."""
+
+    @agent("hungry", memory_mb=512)
+    def hungry(ctx: Context) -> int:
+        return len(bytearray(ctx.input << 20))
+
+    small, large, again = run(hungry, 1, 2_000, 1)
+    assert (small.result, again.result) == (1 << 20, 1 << 20)
+    assert (large.status, large.cause) == ("transient", "MemoryError")
+
+
 def test_a_large_input_goes_through() -> None:
     """An input of many times the pipe's size arrives whole."""
 

@@ -73,6 +73,7 @@ def test_the_name_may_be_left_out() -> None:
         {"isolation": "loop"},
         {"retry": {"initially": 5}},
         {"tasks_per_child": 0},
+        {"memory_mb": 1},
         {"name": " "},
     ],
 )

@@ -252,6 +252,14 @@ def _run(
         }
 
 
+def _limit_memory(megabytes: int) -> None:
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    limit = megabytes << 20
+    resource.setrlimit(resource.RLIMIT_AS, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+
+
 def main(fd: int, lifeline: int) -> None:
     """Serve the worker at the other end of *fd* until it closes the socket."""
     signal.signal(signal.SIGTERM, _terminate)
@@ -285,6 +293,8 @@ def main(fd: int, lifeline: int) -> None:
         return
     for name in hello["forget"]:
         os.environ.pop(name, None)
+    if hello["memory_mb"] is not None:
+        _limit_memory(hello["memory_mb"])
     on_loop = is_async(function)
     pid = os.getpid()
     link.send({"t": "ready"})

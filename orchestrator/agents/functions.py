@@ -252,6 +252,7 @@ class AgentFunction(Generic[P, R]):
         isolation: Isolation | None = None,
         kill_grace: float = 2.0,
         tasks_per_child: int = 1_000,
+        memory_mb: int | None = None,
     ) -> None:
         if not callable(function):
             raise InvalidInput(f"an agent is a function, found {function!r}")
@@ -273,8 +274,14 @@ class AgentFunction(Generic[P, R]):
         self.retry = retry
         self.budget = budget
         self.isolation: Isolation = isolation or ("loop" if self.is_async else "process")
+        if memory_mb is not None and self.isolation == "loop":
+            raise InvalidInput(
+                f"agent {name!r} runs on the worker's loop, where memory_mb would limit the worker itself",
+                hint='use isolation="process"',
+            )
         self.kill_grace = kill_grace
         self.tasks_per_child = tasks_per_child
+        self.memory_mb = memory_mb
         self.__name__: str = getattr(function, "__name__", type(function).__name__)
         self.__qualname__: str = getattr(function, "__qualname__", self.__name__)
         self.__module__ = getattr(function, "__module__", self.__module__)
@@ -329,6 +336,7 @@ def agent(
     isolation: Isolation | None = None,
     kill_grace: float = 2.0,
     tasks_per_child: int = 1_000,
+    memory_mb: int | None = None,
 ) -> Callable[[Callable[P, R]], AgentFunction[P, R]]: ...
 
 
@@ -345,12 +353,14 @@ def agent(
     isolation: Isolation | None = None,
     kill_grace: float = 2.0,
     tasks_per_child: int = 1_000,
+    memory_mb: int | None = None,
 ) -> AgentFunction[P, R] | Callable[[Callable[P, R]], AgentFunction[P, R]]:
     """Make a function of one argument, the ``Context``, an agent called *name* (default: the function's name).
 
     What is left out falls through to the product's defaults; a task's own values win over these. An ``async def`` runs
     on the worker's loop, or with ``isolation="process"`` in a child process, where a plain ``def`` always runs. A child
-    is replaced after *tasks_per_child* tasks. When a task is stopped, its child gets SIGTERM, which raises SystemExit in
+    is replaced after *tasks_per_child* tasks and may use *memory_mb* of address space; what goes beyond raises MemoryError
+    in it. When a task is stopped, its child gets SIGTERM, which raises SystemExit in
     the function, and after *kill_grace* seconds SIGKILL; an async function on the loop gets CancelledError, and is
     closed after *kill_grace*. Raises InvalidInput for values that cannot be.
     """
@@ -363,6 +373,7 @@ def agent(
     for word, count in (("budget_tokens", budget_tokens), ("budget_turns", budget_turns)):
         _number(shown, word, count, whole=True)
     _number(shown, "tasks_per_child", tasks_per_child, whole=True, least=1)
+    _number(shown, "memory_mb", memory_mb, whole=True, least=64)
     try:
         limit = OnLimit(on_limit)
     except ValueError:
@@ -389,6 +400,7 @@ def agent(
             isolation=isolation,
             kill_grace=kill_grace,
             tasks_per_child=tasks_per_child,
+            memory_mb=memory_mb,
         )
 
     return decorate

@@ -179,6 +179,7 @@ class PythonAgent:
         defaults: AgentDefaults | None = None,
         kill_grace: float = 2.0,
         tasks_per_child: int = 1_000,
+        memory_mb: int | None = None,
         definition: AgentDefinition | None = None,
     ) -> None:
         self._name = name
@@ -187,6 +188,7 @@ class PythonAgent:
         self._defaults = defaults or AgentDefaults()
         self._kill_grace = kill_grace
         self._tasks_per_child = tasks_per_child
+        self._memory_mb = memory_mb
         self._given = definition
         self._on_loop: bool | None = None
         self._broken: tuple[Fault, str] | None = None
@@ -205,6 +207,7 @@ class PythonAgent:
             defaults=AgentDefaults(fn.max_retries, fn.retry, fn.budget),
             kill_grace=fn.kill_grace,
             tasks_per_child=fn.tasks_per_child,
+            memory_mb=fn.memory_mb,
         )
         if not made._on_loop:
             made._pool = made._make_pool(directions(fn.function))
@@ -440,6 +443,8 @@ class PythonAgent:
                 isolation = "loop" if is_async(function) else "process"
             self._function = function
             if isolation == "process":
+                if isinstance(target, AgentFunction):
+                    self._tasks_per_child, self._memory_mb = target.tasks_per_child, target.memory_mb
                 self._pool = self._make_pool({"main": None, "path": self._given.python})
             self._on_loop = isolation == "loop"
 
@@ -469,6 +474,7 @@ class PythonAgent:
             variables = {name: value for name, value in own.items() if not withheld(name, value)}
             secret = {name: value for name, value in own.items() if name not in variables and name != MARK_NAME}
         hello = {"sys_path": [str(entry) for entry in sys.path], "argv": list(sys.argv), "environ": secret, **way}
+        hello["memory_mb"] = self._memory_mb
         hello["forget"] = [name for name in secret if name.startswith("ORCHESTRATOR_")]
         return Pool(hello, variables, cwd=cwd, tasks_per_child=self._tasks_per_child, kill_grace=self._kill_grace)
 
