@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from orchestrator.agents.command import CommandAgent
 from orchestrator.agents.functions import AgentFunction
 from orchestrator.agents.protocol import Agent
@@ -10,7 +12,7 @@ from orchestrator.domain.given import AgentDefinition
 from orchestrator.errors import InvalidInput
 
 
-def build(given: AgentDefinition | AgentFunction | Agent) -> Agent:
+def build(given: AgentDefinition | AgentFunction[..., Any] | Agent) -> Agent:
     """The agent for *given*; an agent is returned as it is. Raises InvalidInput for a kind that is not supported yet."""
     if isinstance(given, AgentFunction):
         return PythonAgent.from_function(given)
