@@ -30,10 +30,8 @@ if TYPE_CHECKING:
     from orchestrator.repositories.runs import RunRepository
     from orchestrator.repositories.tasks import TaskRepository
     from orchestrator.service import Orchestrator
-    from orchestrator.settings import Settings
+    from orchestrator.settings import Settings, __version__
     from orchestrator.worker import Watchdog, Worker
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "orchestrator.agents.functions": ("Permanent", "RateLimited", "Transient", "agent"),
@@ -57,7 +55,7 @@ _HOMES = {
     "orchestrator.repositories.runs": ("RunRepository",),
     "orchestrator.repositories.tasks": ("TaskRepository",),
     "orchestrator.service": ("Orchestrator",),
-    "orchestrator.settings": ("Settings",),
+    "orchestrator.settings": ("Settings", "__version__"),
     "orchestrator.worker": ("Watchdog", "Worker"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -96,6 +94,7 @@ __all__ = [
     "Usage",
     "Watchdog",
     "Worker",
+    "__version__",
     "agent",
 ]
 

@@ -47,11 +47,12 @@ from orchestrator.repositories.minutes import MinuteRepository
 from orchestrator.repositories.operations import OperationsRepository
 from orchestrator.repositories.plans import PlanRepository, Submitted
 from orchestrator.repositories.reading import ReadingRepository
+from orchestrator.repositories.retention import RetentionRepository
 from orchestrator.repositories.runs import Ended, Recorded, RunRepository
 from orchestrator.repositories.snapshots import SnapshotRepository
 from orchestrator.repositories.tasks import Claimed, Known, TaskRepository
 from orchestrator.repositories.workers import Neighbour, Renewal, WorkerRepository
-from orchestrator.settings import Settings
+from orchestrator.settings import Settings, __version__
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -92,6 +93,7 @@ class Orchestrator:
         self.agent_states = AgentRepository(self._engine)
         self.audit = AuditRepository(self._engine)
         self.reading = ReadingRepository(self._engine)
+        self.retention = RetentionRepository(self._engine)
         self.snapshots = SnapshotRepository(self._engine)
         self._notifier = Notifier(self._engine)
         self._definitions: dict[str, AgentDefinition] | None = None
@@ -372,8 +374,6 @@ class Orchestrator:
         heartbeat: float | None = None,
     ) -> UUID:
         """Register this process as a worker under a fresh UUID; committed on return."""
-        from orchestrator import __version__
-
         return transient(
             lambda: self._workers.register(
                 who,

@@ -22,6 +22,9 @@ DEFAULT_FILE = "orchestrator.toml"
 
 POOLERS = ("none", "transaction")
 
+__version__ = "0.1.0"
+"""The version of this package; the build reads it from here."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:

@@ -43,7 +43,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from orchestrator import __version__
+        from orchestrator.settings import __version__
 
         printing.text(f"{PROGRAM} {__version__}")
         raise typer.Exit

@@ -373,7 +373,7 @@ def status(context: typer.Context, as_json: JsonOption = False) -> None:
         if as_json:
             printing.document(found)
             return
-        from orchestrator import __version__
+        from orchestrator.settings import __version__
 
         server = orchestrator.snapshots.server(version=__version__)
         now = orchestrator.reading.now()
@@ -436,7 +436,7 @@ def dashboard(
     """
     own = state.of(context, as_json)
     with own.open() as orchestrator:
-        from orchestrator import __version__
+        from orchestrator.settings import __version__
 
         if as_json:
             printing.document(orchestrator.snapshots.dashboard(version=__version__))

@@ -352,8 +352,11 @@ class EmbeddedServer:
     def _run(
         self, program: Path, *arguments: str, user: _User | None, timeout: float = 120.0, check: bool = True
     ) -> str:
-        # The caller's PG* variables (PGDATA, PGPORT, ...) would change what these programs do.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+        # The caller's PG* variables (PGDATA, PGPORT, ...) would change what these programs do; ORCHESTRATOR_* would mark
+        # the server as part of an agent's tree when an agent is what starts it, and it would be ended with that agent.
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PG", "ORCHESTRATOR_"))
+        }
         environment.update(LC_ALL="C", TZ="UTC")
         identity: dict[str, Any] = {"user": user.uid, "group": user.gid, "extra_groups": []} if user else {}
         try:

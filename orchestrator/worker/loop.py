@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from orchestrator.agents.custody import end_agents
-from orchestrator.agents.processes import harden
+from orchestrator.agents.processes import harden, raise_descriptor_limit
 from orchestrator.agents.protocol import Agent
 from orchestrator.database.notify import CANCEL, Listener, payload
 from orchestrator.domain.outcome import Outcome
@@ -206,6 +206,7 @@ class Worker:
             idle=(lambda: self._call(self._drain, "idle", None)) if until_idle else None,
         )
         harden()
+        raise_descriptor_limit()
         handlers = Signals(loop, lambda name: self._drain(name, self._settings.grace), self._end_now, self._abandon)
         if not self._signals:
             return await self._work()
