@@ -26,7 +26,7 @@ from orchestrator.agents.building import build
 from orchestrator.agents.functions import AgentFunction
 from orchestrator.agents.protocol import Agent, Live, Stop
 from orchestrator.database import schema
-from orchestrator.database.embedded import EmbeddedServer
+from orchestrator.database.embedded import WORKER_APPLICATION, EmbeddedServer
 from orchestrator.database.engine import make_engine, shown
 from orchestrator.database.notify import CANCEL, Notifier
 from orchestrator.database.transient import transient
@@ -80,7 +80,9 @@ class Orchestrator:
         self.pooler = None if self.settings.pooler == "none" else self.settings.pooler
         # Claim, record with events and sweep, one for reads; renewal has an engine of its own: it never waits for these.
         self._engine = make_engine(self.url, pool_size=3, pooler=self.pooler)
-        self._renewal_engine = make_engine(self.url, pool_size=1, pooler=self.pooler)
+        self._renewal_engine = make_engine(
+            self.url, pool_size=1, pooler=self.pooler, application_name=WORKER_APPLICATION
+        )
         self._tasks = TaskRepository(self._engine)
         self._runs = RunRepository(self._engine, give_up_after=self.settings.give_up_after)
         self._workers = WorkerRepository(self._engine)

@@ -207,6 +207,7 @@ def upgrade() -> None:
         sa.Column("progress_message", sa.Text(), nullable=True),
         sa.Column("last_output", sa.Text(), nullable=True),
         sa.Column("last_output_at", postgresql.TIMESTAMP(timezone=True), nullable=True),
+        sa.Column("meter", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True),
         sa.Column("live_usage", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True),
         sa.CheckConstraint(
             "(finished_at IS NOT NULL) = (status IN ('done', 'failed', 'cancelled'))",

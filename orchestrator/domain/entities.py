@@ -145,6 +145,7 @@ class Task(Base):
     progress_message: Mapped[str | None]
     last_output: Mapped[str | None]
     last_output_at: Mapped[datetime | None]
+    meter: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     live_usage: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
 
     __table_args__ = (

@@ -6,9 +6,11 @@ Core, built once, rows as tuples: through entities a claim costs ten times the c
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -25,6 +27,7 @@ from sqlalchemy import (
     Uuid,
     any_,
     bindparam,
+    cast,
     column,
     exists,
     func,
@@ -452,7 +455,7 @@ _CLAIM_COLUMNS = (
     Task.budget_usd,
     Task.budget_turns,
     Task.on_limit,
-    Task.retry,
+    cast(Task.retry, Text).label("retry"),
     Task.max_retries,
     Task.retry_count,
     Task.lost_count,
@@ -461,8 +464,10 @@ _CLAIM_COLUMNS = (
     Task.session,
     Task.definition,
     Task.dir,
+    Task.meter,
     Task.cancel_requested_at,
 )
+_CLAIM_WIDTH = len(_CLAIM_COLUMNS)
 _CLAIMS = {
     (many, of_plan, suspects): _build_claim(many, of_plan, suspects)
     for many in (False, True)
@@ -473,7 +478,7 @@ _CLAIMS = {
 
 def _ready(of_plan: bool, suspects: bool) -> list[Any]:
     """The ready tasks of some routes, paused or not, as the claim's indexes have them."""
-    pending, zero = literal("pending", literal_execute=True), literal(0, literal_execute=True)
+    pending, zero = literal_column("'pending'", Text), literal_column("0", Integer)
     conditions = [
         Task.status == pending,
         Task.due,
@@ -512,37 +517,74 @@ _DEMOTE = {(plan, suspects): _build_demote(plan, suspects) for plan in (False, T
 
 
 def _claim(row: Row[Any]) -> Claim:
-    retry = row.retry
+    # By position: a claim is made thousands of times a second, and a lookup by name costs more than the value.
+    (
+        id_,
+        attempt,
+        claimed_by,
+        agent,
+        started_at,
+        input_,
+        params,
+        template,
+        title,
+        name,
+        plan,
+        _priority,
+        seconds,
+        tokens,
+        usd,
+        turns,
+        on_limit,
+        retry,
+        max_retries,
+        retry_count,
+        lost_count,
+        limited_count,
+        limited_since,
+        session,
+        definition,
+        dir_,
+        meter,
+        cancel_requested_at,
+    ) = row[:_CLAIM_WIDTH]
     return Claim(
-        task_id=row.id,
-        attempt=row.attempt,
-        claimed_by=row.claimed_by,
-        agent=row.agent,
-        started_at=row.started_at,
-        input=row.input,
-        params=row.params or {},
-        template=row.template,
-        title=row.title,
-        name=row.name,
-        plan=row.plan,
-        budget=Budget(
-            row.budget_seconds,
-            row.budget_tokens,
-            row.budget_usd,
-            row.budget_turns,
-            OnLimit(row.on_limit or OnLimit.FAIL),
-        ),
-        retry=retry_policy(retry),
-        max_retries=DEFAULT_MAX_RETRIES if row.max_retries is None else row.max_retries,
-        retry_count=row.retry_count,
-        lost_count=row.lost_count,
-        limited_count=row.limited_count,
-        limited_since=row.limited_since,
-        session=row.session,
-        definition=row.definition,
-        dir=row.dir,
-        cancel_requested=row.cancel_requested_at is not None,
+        id_,
+        attempt,
+        claimed_by,
+        agent,
+        started_at,
+        input_,
+        params or {},
+        template,
+        title,
+        name,
+        plan,
+        _budget(seconds, tokens, usd, turns, on_limit),
+        _policy(retry),
+        DEFAULT_MAX_RETRIES if max_retries is None else max_retries,
+        retry_count,
+        lost_count,
+        limited_count,
+        limited_since,
+        session,
+        meter,
+        definition,
+        dir_,
+        cancel_requested_at is not None,
     )
+
+
+@lru_cache(256)
+def _budget(
+    seconds: float | None, tokens: int | None, usd: float | None, turns: int | None, on_limit: str | None
+) -> Budget:
+    return Budget(seconds, tokens, usd, turns, OnLimit(on_limit or OnLimit.FAIL))
+
+
+@lru_cache(256)
+def _policy(stored: str | None) -> RetryPolicy:
+    return retry_policy(None if stored is None else json.loads(stored))
 
 
 def retry_policy(stored: dict[str, Any] | None) -> RetryPolicy:
