@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import urllib.error
+import urllib.request
 from uuid import uuid4
 
 import pytest
@@ -12,8 +14,10 @@ from sqlalchemy.orm import Session, sessionmaker
 from orchestrator.domain import histogram
 from orchestrator.domain.outcome import Outcome, Usage
 from orchestrator.domain.words import OutcomeClass
+from orchestrator.errors import InvalidInput
 from orchestrator.metrics import Metrics
 from orchestrator.repositories.minutes import MinuteCounts, MinuteRepository
+from orchestrator.worker.exposition import Exposition
 
 
 def test_quantiles_are_exact_to_a_bucket() -> None:
@@ -102,6 +106,23 @@ def test_prometheus_text_escapes_names() -> None:
     buckets = [int(line.rsplit(" ", 1)[1]) for line in lines if "_bucket{" in line]
     assert buckets == sorted(buckets)
     assert buckets[-1] == 1
+
+
+def test_counters_are_served_over_http() -> None:
+    """GET /metrics on the loopback address answers with the text; any other path is not found; the port closes."""
+    exposition = Exposition(lambda: "a_total 1\n", 0)
+    url = f"http://127.0.0.1:{exposition.port}"
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        assert answer.read() == b"a_total 1\n"
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"{url}/other", timeout=10)
+    refused.value.close()
+    with pytest.raises(InvalidInput, match=str(exposition.port)):
+        Exposition(str, exposition.port)
+    exposition.close()
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(f"{url}/metrics", timeout=10)
 
 
 def test_minutes_of_several_workers_add_up(engine: Engine) -> None:

@@ -459,7 +459,7 @@ def test_a_mistake_over_one_outcome_holds_no_neighbour_back(
     worker.run(until_idle=True)
     assert statuses(engine) == {"done": 10}
     assert query(engine, "SELECT cause FROM runs WHERE status <> 'done'") == [("unrecordable",)]
-    kept = list(worker._spool.directory.iterdir())
+    kept = list(worker._recorder._spool.directory.iterdir())
     assert len(kept) == 1
     kept[0].unlink()
 

@@ -168,7 +168,7 @@ def test_an_outcome_survives_the_end_of_its_process(
         gate.open()
         working.worker.stop(1)
         working.join()
-    directory = working.worker._spool.directory
+    directory = working.worker._recorder._spool.directory
     assert len(list(directory.glob("*.json"))) == 1
     assert statuses(engine) == {"running": 1}
     proxy.thaw()
@@ -196,7 +196,7 @@ def test_a_full_disk_at_the_end_loses_the_outcome_but_not_the_task(
     add(engine)
     gate, weather = Gate(), Weather()
     with Working(Worker(orc, [FakeAgent(behave=gate)], observers=[weather])) as working:
-        monkeypatch.setattr(working.worker._spool, "keep", full)
+        monkeypatch.setattr(working.worker._recorder._spool, "keep", full)
         gate.entered()
         proxy.refuse()
         assert weather.is_away.wait(30)

@@ -32,6 +32,7 @@ from orchestrator.metrics import Metrics
 from orchestrator.service import AgentLike, Orchestrator
 from orchestrator.worker.claimer import Claimer
 from orchestrator.worker.desk import Desk
+from orchestrator.worker.exposition import Exposition
 from orchestrator.worker.heartbeat import Heartbeat
 from orchestrator.worker.observer import Attempt, Key, Observer, Observers, Watched
 from orchestrator.worker.recorder import Recorder, interrupted
@@ -49,6 +50,9 @@ below the five that a shutdown may take beyond its grace."""
 KILLING = 0.5
 RECORDING = 1.0
 TICK = 0.25
+LOOK_EVERY = 2.0
+STUBBORN = 15.0
+"""Seconds after its kill grace that an agent may take to stop before the worker drains for it."""
 
 
 class Worker:
@@ -61,6 +65,7 @@ class Worker:
     - ``observers``: told what happens; see ``Observer``
     - ``signals``: handle SIGTERM and SIGINT while ``run`` is in the main thread
     - ``watchdog``: False leaves dead workers to others
+    - ``metrics_port``: serve the counters at http://127.0.0.1:PORT/metrics while it runs
 
     Raises InvalidInput for settings that cannot be (a heartbeat of more than half of the lease), UnknownAgent.
     """
@@ -82,6 +87,7 @@ class Worker:
         observers: Sequence[Observer] = (),
         signals: bool = True,
         watchdog: bool = True,
+        metrics_port: int | None = None,
     ) -> None:
         settings = orchestrator.settings.changed(
             heartbeat=heartbeat, lease=lease, sweep=sweep, poll=poll, grace=grace, concurrency=concurrency
@@ -93,6 +99,7 @@ class Worker:
             raise InvalidInput("a worker needs an agent to work for", hint="define one in orchestrator.toml")
         self._plan, self._plan_id = plan, plan_id
         self._signals = signals
+        self._metrics_port = metrics_port
         self._who = identity()
         self.metrics = Metrics()
         self._observers = Observers(observers)
@@ -110,8 +117,10 @@ class Worker:
         self._kick_planned = False
         self._ticks = 0
         self._rebirth = threading.Lock()
-        self._spool = Spool(str(orchestrator.url))
-        margin = max((float(getattr(agent, "kill_grace", 2.0)) for agent in self._agents), default=2.0) + 1.0
+        self._look_at = 0.0
+        self._asked_since: dict[Key, float] = {}
+        margin = max(float(getattr(agent, "kill_grace", 2.0)) for agent in self._agents) + 1.0
+        self._stubborn_after = margin + STUBBORN
         self._heartbeat = Heartbeat(
             heartbeat=settings.heartbeat,
             lease=settings.lease,
@@ -131,7 +140,7 @@ class Worker:
             self.metrics,
             self._observers,
             sweeper,
-            self._spool,
+            Spool(str(orchestrator.url)),
             sweep=settings.sweep,
             cancel=lambda keys: self._call(self._stop_keys, keys, OutcomeClass.CANCELLED, "cancelled on request"),
             lost=lambda keys: self._call(self._stop_keys, keys, OutcomeClass.LOST, "the task is not this worker's"),
@@ -154,6 +163,19 @@ class Worker:
     def watched(self) -> list[Watched]:
         """The running attempts, the oldest first."""
         return sorted((attempt.watched() for attempt in self._desk.attempts()), key=lambda each: -each.seconds)
+
+    def _metrics_text(self) -> str:
+        desk = self._desk
+        gauges = (
+            ("slots", "Agents that this process runs at once, at most.", desk.slots),
+            ("running", "Agents at work now.", desk.running),
+            ("unrecorded", "Ended attempts that are not committed yet.", desk.ended - desk.recorded),
+        )
+        lines = []
+        for name, what, value in gauges:
+            full = f"orchestrator_worker_{name}"
+            lines += [f"# HELP {full} {what}", f"# TYPE {full} gauge", f"{full} {value}"]
+        return self.metrics.text() + "\n".join(lines) + "\n"
 
     def stop(self, grace: float | None = None) -> None:
         """Claim no more; after *grace* seconds (default: the setting) stop the agents; then ``run`` returns.
@@ -207,11 +229,16 @@ class Worker:
         )
         harden()
         raise_descriptor_limit()
+        exposition = None if self._metrics_port is None else Exposition(self._metrics_text, self._metrics_port)
         handlers = Signals(loop, lambda name: self._drain(name, self._settings.grace), self._end_now, self._abandon)
-        if not self._signals:
-            return await self._work()
-        with handlers:
-            return await self._work()
+        try:
+            if not self._signals:
+                return await self._work()
+            with handlers:
+                return await self._work()
+        finally:
+            if exposition is not None:
+                exposition.close()
 
     # -- the course of a run, on the loop -----------------------------------------------------------------------------
 
@@ -257,8 +284,7 @@ class Worker:
             self._give_up_on_rest()
         prompt = self._grace is not None
         await _in_thread(lambda: self._recorder.close(RECORDING if prompt or self._hurry else 30.0))
-        if not self._hurry:
-            await self._close_agents()
+        await self._close_agents(0.5 if self._hurry else 2.0)
         await _in_thread(self._sign_off)
 
     def _at_rest(self) -> bool:
@@ -303,11 +329,11 @@ class Worker:
             why = "the agent did not end when it was asked to"
             self._end(attempt, interrupted(attempt, why, boot_clock() - attempt.began))
 
-    async def _close_agents(self) -> None:
+    async def _close_agents(self, timeout: float) -> None:
         closing = [asyncio.ensure_future(agent.aclose()) for agent in self._agents]
         if not closing:
             return
-        _, late = await asyncio.wait(closing, timeout=2.0)
+        _, late = await asyncio.wait(closing, timeout=timeout)
         for each in late:
             each.cancel()
         for each in closing:
@@ -325,7 +351,10 @@ class Worker:
             lease=settings.lease,
             heartbeat=settings.heartbeat,
         )
-        self._desk.name = once(lambda: orchestrator.worker_name(worker)) or self._desk.name
+        try:
+            self._desk.name = once(lambda: orchestrator.worker_name(worker)) or self._desk.name
+        except OrchestratorError as error:
+            log.debug("the name of worker %s is not known: %s", worker, error)
         return worker
 
     def _sign_off(self) -> None:
@@ -334,7 +363,7 @@ class Worker:
         A row without this is judged by its lease, or by the next worker on this host: then its tasks are taken back.
         """
         worker = self._desk.worker
-        if worker is None or self._recorder.spooled or self._desk.held:
+        if worker is None or self._recorder.spooled or self._desk.held or not self._claimer.done.is_set():
             return
         try:
             rest = once(lambda: self._orchestrator.owned(worker))
@@ -411,8 +440,23 @@ class Worker:
 
     def _tick(self) -> None:
         self._ticks += 1
-        if self._loop is not None:
-            self._loop.call_later(min(TICK, self._settings.lease / 20), self._tick)
+        loop = self._loop
+        if loop is None:
+            return
+        loop.call_later(min(TICK, self._settings.lease / 20), self._tick)
+        if loop.time() >= self._look_at:
+            self._look_at = loop.time() + LOOK_EVERY
+            self._look_for_stubborn(loop.time())
+
+    def _look_for_stubborn(self, now: float) -> None:
+        """A worker with an agent that will not stop takes no new tasks: its slot is gone, and who knows what else."""
+        asked = {attempt.key: attempt for attempt in self._desk.attempts() if attempt.stop.reason is not None}
+        self._asked_since = {key: self._asked_since.get(key, now) for key in asked}
+        for key, since in self._asked_since.items():
+            if now - since > self._stubborn_after and self._draining is None:
+                agent = asked[key].claim.agent
+                log.error("agent %s of task %s attempt %s does not stop: this worker claims no more", agent, *key)
+                self._drain("an agent does not stop", None)
 
     # -- shutting down ------------------------------------------------------------------------------------------------
 
@@ -451,7 +495,8 @@ class Worker:
     # -- the lease: called on the heartbeat's threads -----------------------------------------------------------------
 
     def _may_claim(self) -> bool:
-        return self._heartbeat.safe and not self._rebirth.locked()
+        # Not while new attempts would be stopped at once: a task would be claimed and handed back in a circle.
+        return self._heartbeat.safe and self._stop_new is None and not self._rebirth.locked()
 
     def _renew(self, worker: UUID) -> tuple[bool, bool]:
         renewal = self._orchestrator.renew(worker)

@@ -94,6 +94,11 @@ class Recorder:
             self.patience.set()
             self._desk.record_now.set()
             self._thread.join(timeout)
+        if self._thread.is_alive():
+            # It hangs in a dead network. If its commit comes through after all, the fence knows the copy for what it is.
+            for attempt in list(self._desk.held.values()):
+                if attempt.outcome is not None:
+                    self._keep(attempt)
 
     def asked_to_cancel(self) -> None:
         """Somebody may have asked to cancel a task: look now."""
@@ -345,32 +350,16 @@ class Recorder:
             self._work()
 
     def _sweep(self) -> None:
-        # First what this host has kept: a sweep may declare its worker dead, and then it would only be a late result.
-        if self._spool.offer(self._offered):
-            self._work()
         if self._sweeper is None:
             return
         due_before = self._due_at
         swept = self._sweeper.sweep()
         self._due(swept.next_due)
-        if swept.taken_back or (due_before is not None and due_before <= time.monotonic()):
+        if swept.taken_back or swept.offered or (due_before is not None and due_before <= time.monotonic()):
             self._work()
 
     def _due(self, seconds: float | None) -> None:
         self._due_at = None if seconds is None else time.monotonic() + seconds
-
-    def _offered(self, ended: Ended, pieces: list[Piece]) -> None:
-        claim = ended.claim
-        events = [NewEvent(claim.task_id, claim.attempt, claim.claimed_by, *piece) for piece in pieces]
-        once(lambda: self._orchestrator.events.add(events))
-        # One try now: what the database does not take stays in its file.
-        now = threading.Event()
-        now.set()
-        (recorded,) = self._orchestrator.record([ended], patience=now)
-        if recorded.late:
-            log.warning("a kept outcome of task %s attempt %s came too late", claim.task_id, claim.attempt)
-        else:
-            log.info("a kept outcome of task %s attempt %s was recorded", claim.task_id, claim.attempt)
 
     def _look_for_cancels(self) -> None:
         worker = self._desk.worker

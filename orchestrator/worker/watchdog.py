@@ -18,8 +18,11 @@ from orchestrator.database.transient import transient
 from orchestrator.domain.identity import Identity
 from orchestrator.errors import DatabaseUnavailable
 from orchestrator.liveness import boot_clock, gone, identity
+from orchestrator.repositories.events import NewEvent, Piece
+from orchestrator.repositories.runs import Ended
 from orchestrator.repositories.workers import Neighbour
 from orchestrator.service import Orchestrator
+from orchestrator.worker.spool import Spool
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -30,17 +33,22 @@ BATCH = 100
 
 @dataclass(slots=True)
 class Swept:
-    """What one sweep did: workers declared dead, tasks taken back as (task id, attempt, new status), and the next due time."""
+    """What one sweep did. ``taken_back`` holds (task id, attempt, new status); ``next_due`` is in seconds from now.
+
+    ``offered`` counts the outcomes that an ended process had left on this host's disk and that are recorded now.
+    """
 
     buried: list[UUID] = field(default_factory=list)
     taken_back: list[tuple[int, int, str]] = field(default_factory=list)
     next_due: float | None = None
+    offered: int = 0
 
     def add(self, later: Swept) -> None:
         """Add what a later sweep did."""
         self.buried += later.buried
         self.taken_back += later.taken_back
         self.next_due = later.next_due
+        self.offered += later.offered
 
 
 class Sweeper:
@@ -53,8 +61,8 @@ class Sweeper:
         self._orchestrator = orchestrator
         self._who = who
         self._again = again
+        self._spool = Spool(str(orchestrator.url))
         self._ending: dict[UUID, threading.Thread] = {}
-        self._survivors: dict[UUID, int] = {}
 
     def sweep(self) -> Swept:
         """Make due what is due, bury the dead, take their tasks back. Raises DatabaseUnavailable at the first fault.
@@ -62,6 +70,8 @@ class Sweeper:
         Whatever it had done by then is committed; the next sweep goes on from there.
         """
         swept = Swept()
+        # First what this host has kept: when its worker has been declared dead, it is only a late result.
+        swept.offered = self._spool.offer(self._offer)
         swept.next_due = self.promote()
         swept.buried += self._gone_neighbours()
         swept.buried += once(self._orchestrator.judge)
@@ -78,6 +88,19 @@ class Sweeper:
         while (upcoming := once(self._orchestrator.promote)) is not None and upcoming <= 0:
             pass
         return upcoming
+
+    def _offer(self, ended: Ended, pieces: list[Piece]) -> None:
+        claim = ended.claim
+        events = [NewEvent(claim.task_id, claim.attempt, claim.claimed_by, *piece) for piece in pieces]
+        once(lambda: self._orchestrator.events.add(events))
+        # One try: what the database does not take now stays in its file.
+        impatient = threading.Event()
+        impatient.set()
+        (recorded,) = self._orchestrator.record([ended], patience=impatient)
+        if recorded.late:
+            log.warning("a kept outcome of task %s attempt %s came too late", claim.task_id, claim.attempt)
+        else:
+            log.info("a kept outcome of task %s attempt %s was recorded", claim.task_id, claim.attempt)
 
     def finish(self) -> None:
         """Wait for the ends of agents that were begun."""
