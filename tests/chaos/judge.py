@@ -1,0 +1,251 @@
+"""The judge: compares what agents wrote with what the database says. Each rule is one function that yields violations.
+
+Two clocks meet here: agents write the boot clock, rows have the database's. Both are clocks of this host; their
+difference is measured, and ``SLACK`` is what measuring and hundredths of seconds may get wrong.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from orchestrator.liveness import boot_clock
+from tests.chaos.environment import Environment
+from tests.chaos.fleet import GRACE, KILL_GRACE, LEASE, SLOTS, Fleet
+from tests.chaos.hand import Hand, ended
+from tests.chaos.ledger import Ledger, Signs, read
+
+SLACK = 0.1
+ENDED = ("done", "failed", "cancelled")
+SHUTDOWN = GRACE + 5.0
+"""Seconds in which a worker that was told to stop has ended."""
+ODD_LINES = 40
+"""Lines of a worker's log, beside those of its tasks, for each thing that was done to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A rule that was broken."""
+
+    rule: str
+    text: str
+    task: int | None = None
+    attempt: int | None = None
+
+
+@dataclass(slots=True)
+class Judge:
+    """Everything that is known at the end."""
+
+    environment: Environment
+    fleet: Fleet
+    hand: Hand
+    ledger: Ledger = field(init=False)
+    tasks: dict[int, dict[str, Any]] = field(init=False)
+    gone: set[int] = field(init=False)
+    allowed: list[str] = field(default_factory=list)
+
+    def verdict(self) -> list[Violation]:
+        """All violations."""
+        self.ledger = read(self.environment.ledger)
+        rows = self.environment.rows("SELECT * FROM tasks")
+        self.gone = set(self.hand.kept) - {row["id"] for row in rows}
+        self.tasks = {row["id"]: row for row in ended(self.environment)}
+        self.tasks |= {row["id"]: {**row, "runs": []} for row in rows if row["id"] not in self.tasks}
+        self.tasks |= {id_: self.hand.kept[id_] for id_ in self.gone}
+        self.workers = {str(row["id"]): row for row in self.environment.rows(_WORKERS)}
+        before = boot_clock()
+        (row,) = self.environment.rows("SELECT extract(epoch FROM clock_timestamp())::float8 AS now")
+        self.offset = (before + boot_clock()) / 2 - row["now"]
+        found: list[Violation] = []
+        for rule in (
+            self._terminal,
+            self._counted,
+            self._recorded,
+            self._families,
+            self._overlaps,
+            self._alive_after_record,
+            self._audited,
+            self._exits,
+            self._logs,
+        ):
+            found += rule()
+        return found
+
+    workers: dict[str, dict[str, Any]] = field(init=False)
+    offset: float = field(init=False)
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def _terminal(self) -> Iterator[Violation]:
+        for id_, task in self.tasks.items():
+            if task["status"] not in ENDED:
+                yield Violation("terminal", f"is {task['status']} at the end", id_, task["attempt"])
+            if task["claimed_by"] is not None:
+                yield Violation("terminal", "is ended and still claimed", id_)
+        for id_ in sorted(self.hand.added - set(self.tasks)):
+            yield Violation("terminal", "was added, and is neither there nor pruned", id_)
+
+    def _counted(self) -> Iterator[Violation]:
+        for id_, task in self.tasks.items():
+            attempts = [run["attempt"] for run in task["runs"]]
+            if attempts != list(range(1, task["attempt"] + 1)):
+                yield Violation("one run an attempt", f"attempt {task['attempt']}, runs of {attempts}", id_)
+            if task["max_retries"] is not None and task["retry_count"] > task["max_retries"]:
+                yield Violation("retries", f"{task['retry_count']} of {task['max_retries']}", id_)
+            statuses = Counter(run["status"] for run in task["runs"])
+            if statuses["done"] > 1:
+                yield Violation("done once", f"{statuses['done']} runs are done", id_)
+            last = task["runs"][-1] if task["runs"] else None
+            if task["status"] == "done" and (last is None or last["status"] != "done"):
+                yield Violation("done once", "is done without a last run that is", id_)
+            if task["status"] == "done" and last and task["result"] != last["result"]:
+                yield Violation("done once", "its result is not that of its run", id_)
+
+    def _recorded(self) -> Iterator[Violation]:
+        runs = {(id_, run["attempt"]): run for id_, task in self.tasks.items() for run in task["runs"]}
+        for line in self.ledger.broken:
+            yield Violation("ledger", f"cannot be read: {line!r}")
+        for (id_, attempt), signs in self.ledger.signs.items():
+            run = runs.get((id_, attempt))
+            if run is None:
+                yield Violation("no side effect without a run", f"{signs.kind} left signs, no run", id_, attempt)
+            if signs.begins != 1:
+                yield Violation("one execution an attempt", f"{signs.begins} begins, pids {signs.pids}", id_, attempt)
+        for (id_, attempt), run in runs.items():
+            if run["status"] == "done":
+                done = self.ledger.signs.get((id_, attempt))
+                if done is None or (done.begins, done.ends) != (1, 1):
+                    yield Violation("done is complete", f"done, but the ledger says {done}", id_, attempt)
+                if run["result"] != f"{id_}.{attempt}":
+                    yield Violation("done is complete", f"has the result {run['result']!r}", id_, attempt)
+
+    def _families(self) -> Iterator[Violation]:
+        signs = self.ledger.of_task()
+        for row in self.environment.rows("SELECT task_id, depends_on FROM task_dependencies"):
+            child, parent = row["task_id"], row["depends_on"]
+            if child not in signs:
+                continue
+            first = min(each.first for each in signs[child].values())
+            done = [each.ended_at for each in signs.get(parent, {}).values() if each.ended_at is not None]
+            if not done or min(done) > first + SLACK:
+                yield Violation("after", f"began before {parent}, which it needs, was done", child)
+            if parent in self.tasks and self.tasks[parent]["status"] != "done":
+                yield Violation("after", f"ran although {parent} is {self.tasks[parent]['status']}", child)
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def _run(self, id_: int, attempt: int) -> dict[str, Any] | None:
+        return next((run for run in self.tasks[id_]["runs"] if run["attempt"] == attempt), None)
+
+    def _frozen(self, id_: int, attempt: int, last: float) -> bool:
+        """Whether the attempt's worker stood still when it should have ended its agents, so that nobody did in time."""
+        run = self._run(id_, attempt)
+        worker = None if run is None else self.workers.get(str(run["worker_id"]))
+        if worker is None or worker["dead_at"] is None:
+            return False
+        lease_end = float(worker["renewed"]) + self.offset + LEASE
+        margin = KILL_GRACE + 1.0
+        return any(
+            start <= lease_end and (end >= lease_end - margin - 1.0) and last <= end + KILL_GRACE + 6.0
+            for start, end in self.fleet.frozen.get(worker["pid"], [])
+        )
+
+    def _overlaps(self) -> Iterator[Violation]:
+        for id_, attempts in self.ledger.of_task().items():
+            if id_ not in self.tasks:
+                continue
+            for earlier, later in ((a, b) for a in attempts for b in attempts if a < b):
+                one, other = attempts[earlier], attempts[later]
+                if one.last > other.first + SLACK:
+                    text = f"{one.kind}: still there {one.last - other.first:.2f} s after attempt {later} began"
+                    if self._frozen(id_, earlier, one.last):
+                        self.allowed.append(f"task {id_} attempt {earlier} {text}")
+                    else:
+                        yield Violation("no overlap", text + self._about(id_, earlier, one), id_, earlier)
+
+    def _alive_after_record(self) -> Iterator[Violation]:
+        for (id_, attempt), signs in self.ledger.signs.items():
+            run = self._run(id_, attempt) if id_ in self.tasks else None
+            if run is None:
+                continue
+            late = signs.last - (float(run["recorded"]) + self.offset)
+            if late > SLACK:
+                text = f"{signs.kind}: wrote {late:.2f} s after its run ({run['status']}) was recorded"
+                if run["status"] == "lost" and self._frozen(id_, attempt, signs.last):
+                    self.allowed.append(f"task {id_} attempt {attempt} {text}")
+                else:
+                    yield Violation("gone when recorded", text + self._about(id_, attempt, signs), id_, attempt)
+
+    def _about(self, id_: int, attempt: int, signs: Signs) -> str:
+        run = self._run(id_, attempt)
+        worker = self.workers.get(str(run["worker_id"])) if run else None
+        if run is None or worker is None:
+            return ""
+        renewed = float(worker["renewed"]) + self.offset
+        return (
+            f"; {run['status']} ({run['cause']}), on {worker['name']} pid {worker['pid']}, seen {signs.first:.2f} to"
+            f" {signs.last:.2f}, recorded {float(run['recorded']) + self.offset:.2f}, worker renewed {renewed:.2f},"
+            f" dead: {worker['dead_why']}, stopped: {self.fleet.frozen.get(worker['pid'])}"
+        )
+
+    # -- around -------------------------------------------------------------------------------------------------------
+
+    def _audited(self) -> Iterator[Violation]:
+        rows = self.environment.rows("SELECT action, reason, task_id FROM audit WHERE actor = 'chaos'")
+        written: dict[str, list[int]] = {}
+        for row in rows:
+            if row["reason"] is not None:
+                written.setdefault(row["reason"], []).append(row["task_id"])
+        for deed in self.hand.deeds:
+            found = sorted(written.get(deed.reason, []))
+            if (
+                deed.sure
+                and found != sorted(deed.tasks)
+                and not (deed.action == "retry" and set(deed.tasks) <= set(found))
+            ):
+                yield Violation("audit", f"{deed.action} ({deed.reason}) changed {deed.tasks}, audited {found}")
+
+    def _exits(self) -> Iterator[Violation]:
+        for each in self.fleet.exits:
+            if each.asked is not None and each.code != 0:
+                yield Violation("exit code", f"worker {each.name} pid {each.pid} ended with {each.code}")
+
+    def _logs(self) -> Iterator[Violation]:
+        for member in self.environment.logs.glob("*.log"):
+            lines = member.read_text(errors="replace").splitlines()
+            for number, line in enumerate(lines):
+                if "Traceback" in line or " CRITICAL " in line:
+                    text = " | ".join(lines[number : number + 12])
+                    yield Violation("log", f"{member.name} line {number + 1}: {text[:1500]}")
+            faults = sum(self.hand.done.values()) + len(self.fleet.exits) + 5
+            limit = 4 * sum(task["attempt"] for task in self.tasks.values()) + ODD_LINES * faults
+            if len(lines) > limit:
+                yield Violation("log", f"{member.name} has {len(lines)} lines, expected at most {limit}")
+
+    def counts(self) -> dict[str, Any]:
+        """What happened, in numbers."""
+        statuses = Counter(str(task["status"]) for task in self.tasks.values())
+        runs = Counter(str(run["status"]) for task in self.tasks.values() for run in task["runs"])
+        late = sum(run["late"] is not None for task in self.tasks.values() for run in task["runs"])
+        return {
+            "tasks": dict(sorted(statuses.items())),
+            "runs": dict(sorted(runs.items())),
+            "late": late,
+            "pruned": len(self.gone),
+            "ledger_lines": self.ledger.lines,
+            "executions": len(self.ledger.signs),
+            "workers_started": len(self.workers),
+            "workers_dead": sum(worker["dead_at"] is not None for worker in self.workers.values()),
+            "slots": SLOTS * len(self.fleet.members),
+        }
+
+
+def as_json(violations: list[Violation]) -> list[dict[str, Any]]:
+    """For the report."""
+    return [asdict(violation) for violation in violations]
+
+
+_WORKERS = "SELECT *, extract(epoch FROM renewed_at)::float8 AS renewed FROM workers"
