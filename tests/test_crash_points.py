@@ -73,7 +73,15 @@ def processes() -> Iterator[list[Process]]:
         each.stderr.close()
 
 
-@pytest.mark.parametrize("point", ["after-claim", "during-run", "before-record", "after-record"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param("after-claim", marks=pytest.mark.slow),
+        "during-run",
+        "before-record",
+        pytest.param("after-record", marks=pytest.mark.slow),
+    ],
+)
 def test_a_killed_worker_loses_no_task(engine: Engine, database_url: str, processes: list[Process], point: str) -> None:
     """SIGKILL at any point: the next worker on this host has the task done at once, and each attempt has one run."""
     add(engine)
@@ -110,6 +118,7 @@ def test_sigterm_hands_the_task_back(engine: Engine, database_url: str, processe
     assert "Traceback" not in worker.stderr.read()
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_ends_it_at_once(engine: Engine, database_url: str, processes: list[Process]) -> None:
     """Ctrl-C twice, with an agent that hears nothing and a grace of a minute: exit 130, no traceback, task handed back."""
     add(engine)
@@ -144,6 +153,7 @@ def test_a_second_interrupt_leaves_no_process(
     assert "Traceback" not in worker.stderr.read()
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_that_comes_back_changes_nothing(
     engine: Engine, database_url: str, processes: list[Process], wait_until: WaitUntil
 ) -> None:
