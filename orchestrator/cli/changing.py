@@ -1,4 +1,4 @@
-"""What operators do: cancel, retry, hold, release, priority; pause, resume, drain.
+"""What operators do: cancel, retry, hold, release, priority; pause, resume, drain, prune.
 
 Tasks are named by ids or by the filters of ``list``; what is done goes to the audit trail with actor and reason.
 """
@@ -330,6 +330,60 @@ def drain(
         printing.document({"worker": worker, "id": found})
     else:
         _tell(f"worker {worker} drains ({found})")
+
+
+def prune(
+    context: typer.Context,
+    older_than: Annotated[str, typer.Option("--older-than", metavar="TIME", help="What ended so long ago: 30d, 12h.")],
+    status: Annotated[
+        list[str] | None, typer.Option("--status", "-s", metavar="STATUS", help="Only done, failed or cancelled tasks.")
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option("--kind", metavar="KIND", help="Only tasks, transcripts, minutes, workers, audit or plans."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would go.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove what ended long ago.
+
+    Tasks with their runs and transcripts, minutes, workers that are gone, and
+    plans without tasks; the audit trail only by --kind audit. Live tasks, and
+    what they need, stay. It can be interrupted and run again.
+
+    \b
+    Examples:
+      orchestrator prune --older-than 30d --dry-run
+      orchestrator prune --older-than 7d --kind transcripts
+    """
+    own = state.of(context, as_json)
+    span = options.seconds(older_than, "--older-than")
+    chosen: dict[str, Any] = {}
+    if status:
+        chosen["statuses"] = options.statuses(status)
+    if kind:
+        chosen["kinds"] = options.several(kind)
+    with own.open() as orchestrator:
+        pruned = orchestrator.retention.prune(span, dry_run=dry_run, actor=options.actor(), **chosen)
+    rows = {name: number for name, number in pruned.rows.items() if number}
+    if as_json:
+        printing.document(
+            {
+                "dry_run": pruned.dry_run,
+                "older_than": pruned.older_than,
+                "rows": pruned.rows,
+                "bytes": pruned.bytes,
+                "kept": pruned.kept,
+            }
+        )
+        return
+    from orchestrator.dashboard import short
+
+    counted = ", ".join(f"{name} {number:,}" for name, number in sorted(rows.items())) or "nothing"
+    would = "would remove" if dry_run else "removed"
+    printing.text(f"{would}: {counted}" + (f", about {short.size(pruned.bytes)}" if pruned.bytes else ""))
+    if pruned.kept:
+        printing.note(f"{pruned.kept:,} old tasks stay because live tasks need them")
 
 
 def _check_known(own: state.State, orchestrator: Orchestrator, names: Sequence[str]) -> None:

@@ -61,6 +61,7 @@ COMMANDS: dict[str, Place] = {
     "resume": Place(OPERATE, "changing", "Undo pause."),
     "drain": Place(OPERATE, "changing", "Let a worker finish what it has, and end."),
     "audit": Place(OPERATE, "looking", "List who did what, newest first."),
+    "prune": Place(OPERATE, "changing", "Remove what ended long ago."),
     "db": Place(OPERATE, "database", "The schema, and the embedded PostgreSQL of this user."),
     "questions": Place(LATER, "later", "Show what waits for a person."),
     "approve": Place(LATER, "later", "Let a task that waits for approval start."),
@@ -71,7 +72,6 @@ COMMANDS: dict[str, Place] = {
     "why": Place(LATER, "later", "Say why a task does not run."),
     "metrics": Place(LATER, "later", "Print metrics as Prometheus text."),
     "doctor": Place(LATER, "later", "Look for what is wrong, with remedies."),
-    "prune": Place(LATER, "later", "Remove what ended long ago."),
 }
 
 SUMMARIES = {name: place.summary for name, place in COMMANDS.items()}

@@ -17,6 +17,7 @@ from orchestrator.dashboard import short
 from orchestrator.dashboard.frame import plural
 from orchestrator.dashboard.run_view import kind
 from orchestrator.domain.outcome import Claim, Outcome, Usage
+from orchestrator.domain.settle import settle
 from orchestrator.domain.snapshot import PlanTask, RunEvent, RunView, Spend
 from orchestrator.domain.words import OutcomeClass, TaskStatus
 from orchestrator.repositories.runs import Recorded
@@ -28,7 +29,6 @@ REREAD = 10.0
 SOONEST = 0.2
 """Seconds between two reads at least; a read that takes long is done less often."""
 
-_COUNTED = frozenset({OutcomeClass.TRANSIENT, OutcomeClass.TIMED_OUT, OutcomeClass.STALLED})
 _SIGNALS = frozenset({"SIGINT", "SIGTERM", "SIGHUP"})
 
 
@@ -102,8 +102,7 @@ class Teller(Observer):
         elif status is TaskStatus.PENDING:
             what = "interrupted" if outcome.status is OutcomeClass.INTERRUPTED else "retry"
             next_at = now + timedelta(seconds=recorded.delay)
-            if attempts is not None and outcome.status not in _COUNTED:
-                attempts += 1
+            attempts = short.of(claim.attempt + 1, claim.max_retries, settle(claim, outcome).retry_count)
         else:
             what = status.value
             if status is TaskStatus.DONE:
@@ -169,7 +168,7 @@ class Following(Teller):
         file: str | None,
         show: Callable[[RunEvent], None],
         changed: Callable[[], None],
-        failed: Callable[[PlanTask], None] | None = None,
+        failing: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(self._take, orchestrator.reading.now(), grace)
         self._orchestrator = orchestrator
@@ -177,7 +176,7 @@ class Following(Teller):
         self._ids = set(ids)
         self._show = show
         self._changed = changed
-        self._failed = failed
+        self._failing = failing
         self._lock = threading.RLock()
         self._tasks: dict[int, PlanTask] = {}
         self._here: set[int] = set()
@@ -265,6 +264,12 @@ class Following(Teller):
                 )
         super().started(claim)
 
+    def ended(self, claim: Claim, outcome: Outcome) -> None:
+        """Tell at once, before the slot is filled again, that a task is going to fail."""
+        super().ended(claim, outcome)
+        if self._failing is not None and settle(claim, outcome).status is TaskStatus.FAILED:
+            self._failing()
+
     def recorded(self, claim: Claim, outcome: Outcome, recorded: Recorded) -> None:
         """Show what became of the task, and look what that means for others."""
         event = self._event(claim, outcome, recorded)
@@ -282,8 +287,6 @@ class Following(Teller):
                     here=True,
                 )
         self._take(event)
-        if task is not None and recorded.status is TaskStatus.FAILED and self._failed is not None:
-            self._failed(task)
         self._asked.set()
 
     def stopping(self, why: str) -> None:

@@ -273,26 +273,20 @@ class _Log:
                 self._lost(reason(error))
                 time.sleep(1.0)
                 continue
-            now_at = int(task["attempt"])
+            # The task was read first: what is there of an attempt that had ended by then is all of it.
+            newest = int(task["attempt"])
             over = task["status"] in ("done", "failed", "cancelled")
-            if attempt and (over or now_at > attempt or task["status"] != "running"):
-                # The last pieces are written before the run is: what is there now is all of it.
-                last = self._drain(attempt, last)
-                if over or only_this or now_at > attempt:
+            if newest > attempt and not (only_this and attempt):
+                if attempt:
                     self._foot(attempt)
-            if over or (only_this and attempt and (now_at > attempt or task["status"] != "running")):
-                return
-            if now_at > attempt:
-                attempt, last = now_at, -1
+                attempt, last = attempt + 1, -1
                 self._head(task, attempt)
                 continue
+            if over or (only_this and (newest > attempt or task["status"] != "running")):
+                if attempt:
+                    self._foot(attempt)
+                return
             time.sleep(FOLLOW_SECONDS)
-
-    def _drain(self, attempt: int, last: int) -> int:
-        while events := self._orchestrator.events.of_attempt(self._id, attempt, after=last, limit=PAGE):
-            self._emit(attempt, events)
-            last = events[-1].seq
-        return last
 
     def _lost(self, why: str) -> None:
         if not self._away:

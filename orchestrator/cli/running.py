@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.agents.protocol import Agent
     from orchestrator.cli.following import Following
     from orchestrator.domain.given import AgentDefinition
-    from orchestrator.domain.snapshot import PlanTask, RunEvent, RunView
+    from orchestrator.domain.snapshot import RunEvent, RunView
     from orchestrator.plans import Plan
     from orchestrator.repositories.plans import Submitted
     from orchestrator.service import Orchestrator
@@ -143,14 +143,12 @@ class _Run:
         self._following: Following | None = None
         self._worker: Any = None
         self._output: Any = None
-        self._fail_fast = False
-        self._failing = False
+        self._stopping = False
 
     def work(self, agents: Sequence[Agent], *, fail_fast: bool, plain: bool, embedded: bool) -> int:
         """Do what there is to do; return the exit code."""
         from orchestrator.cli.following import Following
 
-        self._fail_fast = fail_fast
         self._following = following = Following(
             self._orchestrator,
             self._submitted.plan,
@@ -161,7 +159,7 @@ class _Run:
             file=self._plan.path,
             show=self._show,
             changed=self._changed,
-            failed=self._on_failed,
+            failing=self._stop_at_failure if fail_fast else None,
         )
         if all(task.status in ("done", "failed", "cancelled") for task in following.view().tasks):
             following.close()
@@ -212,9 +210,9 @@ class _Run:
         if self._output is not None:
             self._output.changed()
 
-    def _on_failed(self, task: PlanTask) -> None:
-        if self._fail_fast and not self._failing:
-            self._failing = True
+    def _stop_at_failure(self) -> None:
+        if not self._stopping:
+            self._stopping = True
             self._worker.stop(FOREVER)
 
     def _code(self, worked: int) -> int:
@@ -243,7 +241,7 @@ class _Run:
         printing.lines(render(self._following.view(), self._following.now(), look_for(sys.stdout), again=again))
 
     def _document(self) -> dict[str, Any]:
-        from orchestrator.dashboard.run_view import kind
+        from orchestrator.dashboard.run_view import cost_unknown, kind
         from orchestrator.repositories.filters import TaskFilter
 
         assert self._following is not None
@@ -267,7 +265,7 @@ class _Run:
                 "left": sum(count for what, count in kinds.items() if what not in ended),
                 "elapsed_seconds": (ended_at - view.started_at).total_seconds(),
                 **{key: _sum(usages, key) for key in ("input_tokens", "output_tokens", "total_tokens", "cost_usd")},
-                "unknown_cost_tasks": sum(usage["cost_usd"] is None for usage in usages),
+                "unknown_cost_tasks": sum(cost_unknown(task.spend) for task in view.tasks),
             },
         }
 
