@@ -35,9 +35,9 @@ def upgrade(context: typer.Context, as_json: JsonOption = False) -> None:
     if as_json:
         printing.document({"before": before.have, "schema": now.have, "needs": now.need, "changed": changed})
     elif changed:
-        printing.text(f"schema upgraded from {before.have or 'nothing'} to {now.have}")
+        printing.note(f"schema upgraded from {before.have or 'nothing'} to {now.have}")
     else:
-        printing.text(f"schema is at {now.have}: nothing to do")
+        printing.note(f"schema is at {now.have}: nothing to do")
 
 
 @app.command()
