@@ -28,6 +28,7 @@ from orchestrator.agents.protocol import Agent, Live, Stop
 from orchestrator.database import schema
 from orchestrator.database.embedded import WORKER_APPLICATION, EmbeddedServer
 from orchestrator.database.engine import make_engine, shown
+from orchestrator.database.lines import SILENCE
 from orchestrator.database.notify import CANCEL, Notifier
 from orchestrator.database.transient import transient
 from orchestrator.domain.entities import Run, Task
@@ -81,7 +82,11 @@ class Orchestrator:
         # Claim, record with events and sweep, one for reads; renewal has an engine of its own: it never waits for these.
         self._engine = make_engine(self.url, pool_size=3, pooler=self.pooler)
         self._renewal_engine = make_engine(
-            self.url, pool_size=1, pooler=self.pooler, application_name=WORKER_APPLICATION
+            self.url,
+            pool_size=1,
+            pooler=self.pooler,
+            application_name=WORKER_APPLICATION,
+            silence=min(SILENCE, self.settings.lease / 4),  # a dead line leaves time for another renewal
         )
         self._tasks = TaskRepository(self._engine)
         self._runs = RunRepository(self._engine, give_up_after=self.settings.give_up_after)

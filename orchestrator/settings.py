@@ -20,7 +20,7 @@ from orchestrator.errors import InvalidInput, did_you_mean
 
 DEFAULT_FILE = "orchestrator.toml"
 
-POOLERS = ("none", "transaction")
+POOLERS = ("none", "session", "transaction")
 
 __version__ = "0.1.0"
 """The version of this package; the build reads it from here."""
@@ -31,7 +31,8 @@ class Settings:
     """The settings of one process. Every way to make one checks it: ``InvalidInput`` names the setting.
 
     - ``database_url``: None means the embedded PostgreSQL
-    - ``pooler``: ``transaction`` behind a transaction-mode pooler: no prepared statements, no LISTEN
+    - ``pooler``: ``transaction`` behind a transaction-mode pooler: no prepared statements, no LISTEN; ``session`` behind one
+      that leaves a session to its client; ``none`` finds out and takes any pooler for a transaction-mode one
     - ``concurrency``: None leaves it to the command (4 for ``run``, 10 for ``worker``)
     - ``heartbeat`` / ``lease``: how often a worker renews, and how long it counts as alive without a renewal
     - ``sweep``, ``poll``: between two looks for dead workers, and for work

@@ -81,6 +81,13 @@ class Cluster:
         self.stop()
         self.start()
 
+    def crash(self) -> None:
+        """Stop it in immediate mode: sessions end without a word that can be relied on, the next start recovers."""
+        pid = self.server.status().pid
+        if pid is not None:
+            os.kill(pid, signal.SIGQUIT)
+            _await(lambda: self.server.status().pid is None, f"postmaster {pid} is still there after SIGQUIT")
+
     def kill(self) -> None:
         """SIGKILL the postmaster; returns when it is gone. Its children notice by themselves."""
         pid = self.server.status().pid
@@ -184,6 +191,7 @@ class TcpProxy:
 
     - ``freeze()``: nothing passes and nothing is refused, as behind a firewall that drops packets; ``thaw()`` ends it.
     - ``mute()``: questions pass, answers do not: a commit happens and nobody learns of it; ``thaw()`` ends it.
+    - ``stall(n)``: the connections of today, or the n-th of them, are dead in silence for good; new ones work.
     - ``cut()``: every connection is reset; ``refuse()``: also new ones, until ``thaw()``.
     """
 
@@ -193,7 +201,8 @@ class TcpProxy:
         self._target = f"{host}/.s.PGSQL.{port}" if str(host).startswith("/") else (str(host), int(port))
         self._lock = threading.Lock()
         self._peers: dict[socket.socket, socket.socket] = {}
-        self._from_server: set[socket.socket] = set()
+        self._from_server: dict[socket.socket, None] = {}  # in the order in which they were made
+        self._stalled: list[socket.socket] = []
         self._frozen = self._muted = self._refusing = False
         self._stopping = False
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -228,6 +237,17 @@ class TcpProxy:
         """Let only the clients' bytes pass."""
         with self._lock:
             self._muted = True
+
+    def stall(self, number: int | None = None) -> None:
+        """Forget every connection that is made by now, or the one with that number, oldest first, without closing it."""
+        with self._lock:
+            servers = list(self._from_server)
+            for server in servers if number is None else [servers[number]]:
+                for end in (server, self._peers.pop(server)):
+                    self._peers.pop(end, None)
+                    self._selector.unregister(end)
+                    self._stalled.append(end)
+                del self._from_server[server]
 
     def thaw(self) -> None:
         """Let everything pass again; what was held back is delivered, except what ``mute`` swallowed."""
@@ -281,7 +301,7 @@ class TcpProxy:
         for one, other in ((client, server), (server, client)):
             self._peers[one] = other
             self._selector.register(one, selectors.EVENT_READ)
-        self._from_server.add(server)
+        self._from_server[server] = None
         self.accepted += 1
 
     def _forward(self, one: socket.socket) -> None:
@@ -303,7 +323,7 @@ class TcpProxy:
             self._selector.unregister(end)
             if reset and end not in self._from_server:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self._from_server.discard(end)
+            self._from_server.pop(end, None)
             end.close()
 
     def __enter__(self) -> Self:
@@ -316,6 +336,8 @@ class TcpProxy:
         self._stopping = True
         self._thread.join()
         self.cut()
+        for end in self._stalled:
+            end.close()
         self._selector.close()
         self._listener.close()
 

@@ -107,7 +107,7 @@ def test_heartbeat_of_more_than_half_a_lease_is_refused() -> None:
         ("retry = 3", "retry: expected a table"),
         ("agents = 3", "agents: expected a table"),
         ("[agents]\nx = 3", "agents.x: expected a table"),
-        ("pooler = 'session'", "pooler: expected one of none, transaction, found 'session'"),
+        ("pooler = 'statement'", "pooler: expected one of none, session, transaction, found 'statement'"),
         ("database_url = 5", "database_url: expected text, found 5"),
         ("redact = 'X'", "redact: expected a list of texts"),
         ("concurrency = 0", "concurrency: expected a whole number, 1 or more, found 0"),

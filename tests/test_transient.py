@@ -56,7 +56,8 @@ def raised_by(engine: Engine, statement: str) -> BaseException:
         ("57P03", "connection"),
         ("08006", "connection"),
         ("08P01", "connection"),
-        ("57014", None),
+        ("57P04", "connection"),
+        ("57014", "slow"),
         ("23505", None),
         ("22P05", None),
         ("22021", None),
@@ -261,7 +262,7 @@ def test_a_cut_line_and_a_refused_one(database_url: str) -> None:
 def test_waits_grow_and_stay_below_their_caps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real waits of each kind: never negative, never above the cap, conflicts the shortest."""
     monkeypatch.undo()
-    caps: dict[str, float] = {"connection": 5, "conflict": 1, "read_only": 5, "full": 15}
+    caps: dict[str, float] = {"connection": 5, "conflict": 1, "read_only": 5, "full": 15, "slow": 15}
 
     class State:
         attempt_number = 60

@@ -7,6 +7,7 @@ to strangers, so units of work use ``SET LOCAL``. The time zone of a session is 
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -17,7 +18,11 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.orm import Session, sessionmaker
 
+from orchestrator.database.lines import SILENCE, Line
+from orchestrator.database.transient import stale_statement
 from orchestrator.errors import InvalidInput
+
+log = logging.getLogger("orchestrator.database")
 
 SCHEMES = ("postgresql", "postgresql+psycopg", "postgres")
 POOLERS = (None, "session", "transaction")
@@ -40,12 +45,16 @@ def make_engine(
     pool_size: int = 4,
     pooler: str | None = None,
     application_name: str = "orchestrator",
+    silence: float = SILENCE,
 ) -> Engine:
     """Make an engine for ``url``. Nothing connects until the first use.
 
-    ``pool_size`` is a hard limit, without overflow: a worker's number of connections is a promise to the operator.
-    ``pooler="transaction"`` is for PgBouncer in transaction mode and turns prepared statements off. Raises InvalidInput
-    for a URL that cannot be used; the first connection raises it for a database that is not UTF-8.
+    - ``pool_size`` is a hard limit, without overflow: a worker's number of connections is a promise to the operator.
+    - ``pooler="transaction"`` is for PgBouncer in transaction mode and turns prepared statements off; so does any pooler
+      that is found to be there while ``pooler`` is None. ``"session"`` is for one that leaves a session to its client.
+    - ``silence``: seconds without an answer after which the server is asked whether one will come.
+
+    Raises InvalidInput for a URL that cannot be used; the first connection raises it for a database that is not UTF-8.
     """
     if pooler not in POOLERS:
         raise InvalidInput(
@@ -55,10 +64,24 @@ def make_engine(
     parameters = connection_parameters(url, application_name=application_name)
     options: dict[str, Any] = {"prepare_threshold": None} if pooler == "transaction" else {}
 
-    def connect() -> psycopg.Connection[Any]:
-        connection = psycopg.connect(**parameters, **options)
+    def connect() -> Line:
+        connection = Line.open(parameters, silence=silence, **options)
         _require_utf8(connection)
+        if pooler is None:
+            connection.look()
+            if connection.pooled:
+                connection.prepare_threshold = None
+        elif pooler == "transaction":
+            connection.pooled = True
         return connection
+
+    def check(context: ExceptionContext) -> None:
+        _leave_a_standby(context)
+        if stale_statement(context.original_exception):
+            if getattr(context.original_exception, "sqlstate", None) != "0A000":
+                log.warning("a pooler changes the sessions beneath prepared statements: none are used from now on")
+                options["prepare_threshold"] = None
+            context.is_disconnect = True
 
     engine = create_engine(
         "postgresql+psycopg://",
@@ -69,7 +92,7 @@ def make_engine(
         pool_use_lifo=True,
         use_native_hstore=False,  # would look the type up on the first connection
     )
-    event.listen(engine, "handle_error", _leave_a_standby)
+    event.listen(engine, "handle_error", check)
     return engine
 
 
@@ -182,7 +205,7 @@ def _reason(message: str, conninfo: str) -> str:
     return line
 
 
-def _require_utf8(connection: psycopg.Connection[Any]) -> None:
+def _require_utf8(connection: Line) -> None:
     """Refuse a database in another encoding: what an agent says would be lost at the first foreign letter.
 
     The server reports its encoding when a connection is made, so this costs no round trip.

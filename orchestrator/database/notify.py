@@ -120,7 +120,8 @@ class Listener:
     - Both are called on the listener's thread and must not block; what they raise is logged.
     - A lost connection is made anew, with growing pauses; one that is silently dead is found by a question every
       ``ping`` seconds that must be answered within ``answer`` seconds.
-    - Behind a transaction-mode pooler notifications never arrive: with ``pooler="transaction"`` nothing is started.
+    - Behind a transaction-mode pooler notifications never arrive: with ``pooler="transaction"`` nothing is started, and
+      with None it ends, and says so, when it finds a pooler. ``pooler="session"`` is for one that can be listened through.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class Listener:
         self._callback = callback
         self._connected = connected or (lambda: None)
         self._enabled = pooler != "transaction"
+        self._any_pooler = pooler is None
         self._ping = ping
         self._answer = answer
         self._lost_at: float | None = None
@@ -187,7 +189,9 @@ class Listener:
         that died in silence.
         """
         wire = connection.pgconn
-        wire.send_query(f"LISTEN {CHANNEL}".encode())
+        # A pooler gives sessions numbers of its own. LISTEN would stay behind on a session that is somebody else's next.
+        wire.send_query(b"SELECT pg_backend_pid()" if self._any_pooler else f"LISTEN {CHANNEL}".encode())
+        looking = self._any_pooler
         asked = True
         listening = False
         since = time.monotonic()
@@ -212,12 +216,26 @@ class Listener:
                     while (result := wire.get_result()) is not None:
                         if result.status == pq.ExecStatus.FATAL_ERROR:
                             raise psycopg.OperationalError(result.get_error_message())
+                        if looking and int(result.get_value(0, 0) or 0) != wire.backend_pid:
+                            self._pooled()
+                            return
+                    if looking:
+                        looking, since = False, time.monotonic()
+                        wire.send_query(f"LISTEN {CHANNEL}".encode())
+                        continue
                     asked = False
                     if not listening:
                         listening = True
                         self._heard_again()
                 if not asked:
                     since = time.monotonic()
+
+    def _pooled(self) -> None:
+        self._stopping.set()
+        log.warning(
+            "a connection pooler is in between: new tasks are found by polling alone;"
+            ' set pooler = "transaction" to confirm it, or "session" if it leaves a session to its client'
+        )
 
     def _heard_again(self) -> None:
         if self._lost_at is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from orchestrator.errors import DatabaseUnavailable
 log = logging.getLogger("orchestrator.database")
 
 T = TypeVar("T")
-Fault = Literal["connection", "conflict", "read_only", "full"]
+Fault = Literal["connection", "conflict", "read_only", "full", "slow"]
 
 WAITS = {
     # A restart takes a second, a failover half a minute; all workers of a fleet come back at once, hence full jitter.
@@ -43,6 +44,8 @@ WAITS = {
     "read_only": wait_random_exponential(multiplier=0.5, min=0.2, max=5),
     # Out of connections, memory or disk: pressing harder makes it worse.
     "full": wait_random_exponential(multiplier=1, min=0.5, max=15),
+    # A statement_timeout of the role, or an operator's pg_cancel_backend: busy now, or somebody wants it less busy.
+    "slow": wait_random_exponential(multiplier=0.5, min=0.2, max=15),
 }
 """How long to wait before the next try, by kind of fault; seconds."""
 
@@ -50,7 +53,9 @@ _SQLSTATES: dict[str, Fault] = {
     "57P01": "connection",  # admin_shutdown, also pg_terminate_backend
     "57P02": "connection",  # crash_shutdown
     "57P03": "connection",  # cannot_connect_now: starting up
+    "57P04": "connection",  # database_dropped: a restore makes it anew
     "57P05": "connection",  # idle_session_timeout
+    "57014": "slow",  # query_canceled: statement_timeout
     "25P03": "connection",  # idle_in_transaction_session_timeout ends the session
     "40003": "connection",  # statement_completion_unknown
     "40001": "conflict",  # serialization_failure
@@ -66,6 +71,7 @@ _HINTS: dict[Fault, str] = {
     "conflict": "other sessions hold locks on the same rows: see pg_locks, then try again",
     "read_only": "the server is a standby: add target_session_attrs=read-write and all hosts to the URL",
     "full": "the server has no connections, memory or disk left; free some, then try again",
+    "slow": "see what the server is busy with in pg_stat_activity, and whether statement_timeout of the role is too short",
 }
 
 
@@ -81,10 +87,29 @@ def classify(error: BaseException) -> Fault | None:
         return None
     state = cause.sqlstate
     if state is not None:
+        if stale_statement(cause):
+            return "connection"
         return _SQLSTATES.get(state) or _CLASSES.get(state[:2])
+    if isinstance(cause, psycopg.OperationalError) and _NO_SLOT.search(str(cause)):
+        return "full"  # refused at the door: libpq then tells no SQLSTATE
     if isinstance(cause, psycopg.OperationalError):
         return "connection"
     return "connection" if isinstance(error, DBAPIError) and error.connection_invalidated else None
+
+
+_NO_SLOT = re.compile(r"too many (clients|connections)|connection slots are reserved|no more connections allowed")
+
+
+def stale_statement(error: BaseException | None) -> bool:
+    """Whether a prepared statement of ours was unknown, or out of date: the connection is not what it was.
+
+    Either a pooler has changed the session beneath it, or a migration has changed the type of a column.
+    """
+    state = getattr(error, "sqlstate", None)
+    if state in ("26000", "42P05"):
+        return "_pg3_" in str(error)
+    diagnosis = getattr(error, "diag", None)
+    return state == "0A000" and getattr(diagnosis, "source_function", None) == "RevalidateCachedQuery"
 
 
 def driver_error(error: BaseException) -> psycopg.Error | None:
@@ -101,6 +126,7 @@ def unavailable(error: BaseException) -> DatabaseUnavailable:
         "conflict": "the database refused the work because of other sessions",
         "read_only": "the database is read-only",
         "full": "the database has no room for the work",
+        "slow": "the database ended a statement that took too long",
     }[fault]
     return DatabaseUnavailable(f"{text}: {reason(error)}", hint=_HINTS[fault])
 
@@ -172,7 +198,7 @@ def transient(
         retry_error_callback=give_up,
     )
     value = retrying(operation)
-    _episode.end()
+    _episode.end(tried_at)
     return value
 
 
@@ -189,28 +215,51 @@ def _failure(state: RetryCallState) -> BaseException:
 
 
 class _Episode:
-    """One loss of the database in this process, from the first failed unit to the first that succeeds."""
+    """One loss of the database in this process: from the first failed unit until every thread that failed was served.
+
+    Not until the first success: with all connection slots taken, or one of two hosts gone, some threads are served and
+    others are not, and each would end the other's episode.
+    """
+
+    FORGET = 20.0
+    """Seconds after which a thread that has not tried again since its failure no longer counts: more than any wait."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._since: float | None = None
         self._ended_at = -math.inf
+        self._failing: dict[int, float] = {}
 
     def begin(self, why: str, tried_at: float) -> None:
         with self._lock:
+            now = time.monotonic()
             # A try that began before another thread's success tells of the loss that is over.
-            if self._since is None and tried_at > self._ended_at:
-                self._since = time.monotonic()
+            if (self._since is None and tried_at > self._ended_at) or (
+                self._since is not None and self._forgotten(now, 6 * self.FORGET)
+            ):
+                self._since = now
+                self._failing.clear()
                 log.warning("lost the database: %s; trying again", why)
+            self._failing[threading.get_ident()] = now
 
-    def end(self) -> None:
-        if self._since is None:  # the usual case takes no lock
+    def end(self, tried_at: float) -> None:
+        since = self._since
+        if since is None or tried_at < since:  # the usual case takes no lock; an older try tells nothing of the loss
             return
         with self._lock:
-            if self._since is not None:
-                log.warning("the database is back after %.1f s", time.monotonic() - self._since)
+            if self._since is None:
+                return
+            now = time.monotonic()
+            self._failing.pop(threading.get_ident(), None)
+            if self._forgotten(now, self.FORGET):
+                log.warning("the database is back after %.1f s", now - self._since)
                 self._since = None
-                self._ended_at = time.monotonic()
+                self._ended_at = now
+
+    def _forgotten(self, now: float, seconds: float) -> bool:
+        """Whether no thread that lives has failed in the last *seconds*, and not been served since."""
+        alive = {thread.ident for thread in threading.enumerate()}
+        return not any(now - at <= seconds and thread in alive for thread, at in self._failing.items())
 
 
 _episode = _Episode()
