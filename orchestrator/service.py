@@ -36,7 +36,7 @@ from orchestrator.domain.given import AgentDefinition, NewTask
 from orchestrator.domain.identity import Identity
 from orchestrator.domain.outcome import Budget, Claim, Outcome, RetryPolicy, Usage
 from orchestrator.domain.words import ENDED, OnLimit, OutcomeClass, TaskStatus
-from orchestrator.errors import InvalidInput, NotFound, OrchestratorError, UnknownAgent
+from orchestrator.errors import DatabaseUnavailable, InvalidInput, NotFound, OrchestratorError, UnknownAgent
 from orchestrator.liveness import boot_clock, identity
 from orchestrator.plans import Plan, definitions, resolve, with_results
 from orchestrator.repositories import CallerSession
@@ -129,9 +129,19 @@ class Orchestrator:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def check_schema(self) -> None:
-        """Raise SchemaOutOfDate unless this version can work with the database's schema."""
-        schema.check(self._engine)
+    def check_schema(self, patience: float = 0.0) -> None:
+        """Raise SchemaOutOfDate unless this version can work with the database's schema.
+
+        Raises DatabaseUnavailable when the database cannot be asked within *patience* seconds.
+        """
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                return schema.check(self._engine)
+            except DatabaseUnavailable:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(min(0.2, patience))
 
     # -- the three units (ADR-0004) -------------------------------------------------------------------------------
 
