@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -97,7 +97,7 @@ def run(
         if retry_failed:
             _retry_failed(orchestrator, read.name)
         work = _Run(orchestrator, read, submitted, concurrency or own.settings().concurrency or SLOTS)
-        with _logging(verbose):
+        with _logging(verbose, tell=work.note):
             code = work.work(agents, fail_fast=fail_fast, plain=plain, embedded=own.is_embedded)
         again = None if plan == "-" else _again(plan, agent, map, name)
         work.summary(again, as_json=as_json)
@@ -205,6 +205,15 @@ class _Run:
     def _show(self, event: RunEvent) -> None:
         if self._output is not None:
             self._output.event(event)
+
+    def note(self, said: str) -> None:
+        """Tell something beside the view, as a line that stays."""
+        from orchestrator.domain.snapshot import RunEvent
+
+        if self._output is not None and self._following is not None:
+            self._output.event(RunEvent(self._following.now(), "note", detail=said))
+        else:
+            printing.note(said)
 
     def _changed(self) -> None:
         if self._output is not None:
@@ -449,21 +458,26 @@ def _stopping(dog: Any) -> Iterator[None]:
 
 
 class _Lines(logging.Handler):
-    """Log records as lines on stderr; foreign text in them is made harmless."""
+    """Log records as lines; whoever prints them makes foreign text in them harmless."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__()
+        self._tell = tell
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            printing.note(self.format(record))
+            self._tell(self.format(record))
         except Exception:  # noqa: BLE001 - a log must not end the work that it tells of
             self.handleError(record)
 
 
 @contextlib.contextmanager
-def _logging(verbose: int, *, quiet: bool = False) -> Iterator[None]:
-    """Send what the package logs to stderr: warnings, with -v its steps, with -vv everything."""
+def _logging(verbose: int, *, quiet: bool = False, tell: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Tell what the package logs, on stderr or by *tell*: warnings, with -v its steps, with -vv everything."""
     logger = logging.getLogger("orchestrator")
-    handler = _Lines()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    handler = _Lines(tell or printing.note)
+    time = "" if tell else "%(asctime)s "  # lines of a run have their own
+    handler.setFormatter(logging.Formatter(f"{time}%(levelname)s %(message)s", "%H:%M:%S"))
     before = logger.level, logger.propagate
     if verbose:
         logger.setLevel(logging.DEBUG if verbose > 1 else logging.INFO)
