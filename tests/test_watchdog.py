@@ -18,6 +18,7 @@ from orchestrator.domain.identity import Identity
 from orchestrator.domain.outcome import Outcome
 from orchestrator.domain.words import OutcomeClass
 from orchestrator.errors import ClaimLost, DatabaseUnavailable
+from orchestrator.repositories.events import EventRepository, LiveRow
 from orchestrator.repositories.runs import RunRepository
 from orchestrator.repositories.tasks import Known, TaskRepository
 from orchestrator.repositories.workers import WorkerRepository
@@ -80,6 +81,20 @@ def test_tasks_of_a_silent_worker_are_taken_back(engine: Engine, orc: Orchestrat
     with pytest.raises(ClaimLost):
         RunRepository(engine).record_run(claims[0], Outcome(OutcomeClass.DONE, result=1))
     assert query(engine, "SELECT count(*) FROM runs WHERE late IS NOT NULL") == [(1,)]
+
+
+def test_what_a_lost_attempt_used_is_on_record(engine: Engine, orc: Orchestrator) -> None:
+    """Tokens that were flushed before the worker died are in its lost run, incomplete; the cost is unknown, not 0 (S34)."""
+    other = register(engine)
+    (task_id,) = add(engine)
+    TaskRepository(engine).claim(other, [Known("a")], 1)
+    live = LiveRow(task_id, 1, other, None, None, "a line", '{"total_tokens": 5000, "counter": "delta"}', None)
+    EventRepository(engine).set_live([live])
+    WorkerRepository(engine).mark_gone([other], "for the test")
+    assert len(orc.take_back()) == 1
+    assert query(engine, "SELECT status, total_tokens, usage_complete, cost_usd FROM runs") == [
+        ("lost", 5000, False, None)
+    ]
 
 
 def test_nobody_is_judged_in_the_dark(engine: Engine, orc: Orchestrator) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from sqlalchemy import Engine
 from orchestrator.agents.protocol import Live, Stop
 from orchestrator.domain.outcome import Claim, Outcome, Usage
 from orchestrator.domain.words import OutcomeClass, TaskStatus
-from orchestrator.errors import InvalidInput, UnknownAgent
+from orchestrator.errors import Conflict, InvalidInput, UnknownAgent
 from orchestrator.repositories.runs import Recorded
 from orchestrator.service import Orchestrator
 from orchestrator.settings import Settings
@@ -216,6 +217,51 @@ def test_a_cancel_wins_over_a_result(engine: Engine, orc: Orchestrator) -> None:
     assert asked.is_set()
     assert query(engine, "SELECT status FROM tasks") == [("cancelled",)]
     assert query(engine, "SELECT status FROM runs") == [("done",)]
+
+
+def test_cancels_at_any_moment_are_kept(engine: Engine, orc: Orchestrator) -> None:
+    """60 short tasks, cancelled at whatever moment: accepted means cancelled, refused means done, nothing runs twice (S07)."""
+
+    async def behave(claim: Claim, _live: Live, stop: Stop) -> Outcome:
+        for _ in range(claim.task_id % 7):
+            await asyncio.sleep(0)
+        return DONE if stop.reason is None else Outcome(stop.reason)
+
+    ids = add(engine, 60)
+    accepted: set[int] = set()
+    with Working(Worker(orc, [FakeAgent(behave=behave)], 4), until_idle=True) as working:
+        for task_id in ids:
+            try:
+                orc.cancel(task_id)
+            except Conflict:
+                continue
+            accepted.add(task_id)
+        working.join()
+    cancelled = {row.id for row in query(engine, "SELECT id FROM tasks WHERE status = 'cancelled'")}
+    assert cancelled == accepted
+    assert query(engine, "SELECT count(*) FROM tasks WHERE status = 'done'") == [(60 - len(accepted),)]
+    assert query(engine, "SELECT max(attempt) FROM tasks") in ([(0,)], [(1,)])
+
+
+def test_odd_numbers_of_one_agent_do_not_blind_the_screens(
+    engine: Engine, orc: Orchestrator, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NaN in a usage, NUL in words: the live columns of the neighbour, in the same statement, are shown all the same."""
+    monkeypatch.setattr("orchestrator.worker.recorder.LIVE_EVERY", 0.05)
+    gate = Gate()
+
+    async def behave(claim: Claim, live: Live, stop: Stop) -> Outcome:
+        live.usage(Usage(total_tokens=7, cost_usd=math.nan, carry={"bad": "\x00", "worse": {1, 2}}))
+        live.progress(math.nan, "half\x00way")
+        live.session("s\x00")
+        live.write("stdout", "zero\x00\ud800")
+        return await gate(claim, live, stop)
+
+    add(engine, 2)
+    with Working(Worker(orc, [FakeAgent(behave=behave)])):
+        wait_until(lambda: query(engine, "SELECT 1 FROM tasks WHERE live_usage ->> 'total_tokens' = '7'"))
+        gate.open()
+        wait_until(lambda: statuses(engine) == {"done": 2})
 
 
 def test_draining_hands_back_what_does_not_end(engine: Engine, orc: Orchestrator) -> None:

@@ -20,7 +20,7 @@ from orchestrator.metrics import Metrics
 from orchestrator.repositories.tasks import Known
 from orchestrator.service import Orchestrator
 from orchestrator.worker.desk import Desk
-from orchestrator.worker.observer import Attempt, Observers
+from orchestrator.worker.observer import Attempt, Complaints, Observers
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +87,7 @@ class Claimer:
 
     def _run(self) -> None:
         wake = self._desk.claim_now
+        complaints = Complaints(log)
         try:
             while not self._closing.is_set():
                 wake.clear()
@@ -97,8 +98,8 @@ class Claimer:
                     self._observers.reached(str(error))
                     self._found = True
                     pause = self._jitter()
-                except Exception:
-                    log.exception("a claim failed")
+                except Exception as error:  # noqa: BLE001 - the worker goes on, whatever it was
+                    complaints.say("a claim failed", error)
                     pause = self._jitter()
                 if pause > 0 and not self._closing.is_set():
                     wake.wait(pause)

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from orchestrator.errors import DatabaseUnavailable
 from orchestrator.liveness import boot_clock
+from orchestrator.worker.observer import Complaints
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         pause, count = self._heartbeat, 0
+        complaints = Complaints(log)
         while not self._closing.is_set():
             self._now.wait(pause)
             self._now.clear()
@@ -117,8 +119,8 @@ class Heartbeat:
             except DatabaseUnavailable as error:
                 log.debug("no renewal: %s", error)
                 pause = min(1.0, self._heartbeat)
-            except Exception:
-                log.exception("the renewal failed")
+            except Exception as error:  # noqa: BLE001 - the renewals go on, whatever it was
+                complaints.say("the renewal failed", error)
                 pause = min(1.0, self._heartbeat)
             else:
                 pause = max(0.0, self._heartbeat - (boot_clock() - asked))

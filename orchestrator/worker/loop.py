@@ -29,7 +29,7 @@ from orchestrator.domain.words import OutcomeClass
 from orchestrator.errors import InvalidInput, OrchestratorError
 from orchestrator.liveness import boot_clock, identity
 from orchestrator.metrics import Metrics
-from orchestrator.service import AgentLike, Orchestrator
+from orchestrator.service import CLAIM_PATIENCE, AgentLike, Orchestrator
 from orchestrator.worker.claimer import Claimer
 from orchestrator.worker.desk import Desk
 from orchestrator.worker.exposition import Exposition
@@ -192,7 +192,7 @@ class Worker:
         """Work until SIGTERM, SIGINT, ``stop`` or a drain, with *until_idle* also until nothing is left to do.
 
         Idle: no task of the agents runs anywhere, is due, or waits for a retry. Returns 0, or 130 after a second SIGINT.
-        Raises DatabaseUnavailable when the database cannot be reached at the start. Can be called once.
+        Raises DatabaseUnavailable when the database cannot be reached at the start, SchemaOutOfDate. Can be called once.
         """
         loop = asyncio.new_event_loop()
         try:
@@ -243,6 +243,7 @@ class Worker:
     # -- the course of a run, on the loop -----------------------------------------------------------------------------
 
     async def _work(self) -> int:
+        await _in_thread(lambda: self._orchestrator.check_schema(CLAIM_PATIENCE))
         asked = boot_clock()
         self._desk.worker = await _in_thread(self._register)
         log.info("worker %s (%s) works with %d slots", self._desk.name, self._desk.worker, self._desk.slots)

@@ -16,8 +16,9 @@ from typing import Any
 
 from orchestrator.agents.protocol import Agent, Stop
 from orchestrator.domain.outcome import Claim, Outcome, Usage
-from orchestrator.domain.storable import storable_text
+from orchestrator.domain.storable import storable_json, storable_text
 from orchestrator.domain.words import OutcomeClass
+from orchestrator.errors import InvalidInput
 from orchestrator.liveness import boot_clock
 from orchestrator.repositories.events import LiveRow, NewEvent, Piece
 from orchestrator.repositories.runs import Recorded
@@ -244,7 +245,7 @@ class Attempt:
             self._percent,
             self._message,
             last_line(self._last),
-            None if usage is None else json.dumps({k: v for k, v in asdict(usage).items() if v is not None}),
+            None if usage is None else _usage_json(usage),
             self._session,
         )
 
@@ -261,6 +262,16 @@ class Attempt:
                 self._session,
                 self.stop.reason,
             )
+
+
+def _usage_json(usage: Usage) -> str:
+    """*usage* as the task's row shows it. One odd number must not hold back the live columns of all other agents."""
+    known = {name: value for name, value in asdict(usage).items() if value is not None}
+    try:
+        return json.dumps(storable_json(known, "usage")[0])
+    except InvalidInput:
+        known.pop("carry", None)
+        return json.dumps(storable_json(known, "usage")[0])
 
 
 def last_line(text: str | None) -> str | None:
@@ -282,6 +293,26 @@ def as_events(attempt: Attempt, pieces: Iterable[Piece]) -> list[NewEvent]:
 
 def _by_id(attempt: Attempt) -> Key:
     return attempt.key
+
+
+class Complaints:
+    """Says what goes wrong again and again once a minute, not at every turn of a thread."""
+
+    EVERY = 60.0
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._said: dict[str, float] = {}
+
+    def say(self, what: str, error: Exception) -> None:
+        """Log *what* with the traceback of *error*, unless the same was said within the last minute."""
+        key = f"{what}: {type(error).__name__}: {error}"[:300]
+        now = boot_clock()
+        if now - self._said.get(key, -self.EVERY) < self.EVERY:
+            return
+        self._said = {each: at for each, at in self._said.items() if now - at < self.EVERY}
+        self._said[key] = now
+        self._logger.error("%s: %s", what, error, exc_info=error)
 
 
 class Observers:
@@ -316,4 +347,4 @@ class Observers:
             self.tell("back")
 
 
-__all__ = ["Attempt", "Board", "Key", "Observer", "Observers", "Watched", "as_events", "last_line"]
+__all__ = ["Attempt", "Board", "Complaints", "Key", "Observer", "Observers", "Watched", "as_events", "last_line"]

@@ -25,7 +25,7 @@ from orchestrator.repositories.events import NewEvent, Piece
 from orchestrator.repositories.runs import Ended, Recorded
 from orchestrator.service import Orchestrator
 from orchestrator.worker.desk import Desk
-from orchestrator.worker.observer import Attempt, Key, Observers, as_events
+from orchestrator.worker.observer import Attempt, Complaints, Key, Observers, as_events
 from orchestrator.worker.spool import Spool
 from orchestrator.worker.watchdog import Sweeper, once
 
@@ -73,6 +73,7 @@ class Recorder:
         self.cancel_now = False
         self.spooled = 0
         self._unknown: set[Key] = set()
+        self._complaints = Complaints(log)
         self._closing = False
         self._now = time.monotonic()
         self._next_events = self._next_live = self._next_cancel = self._next_sweep = self._next_minutes = 0.0
@@ -128,8 +129,8 @@ class Recorder:
                 except DatabaseUnavailable as error:
                     self._observers.reached(str(error))
                     log.debug("not now: %s", error)
-                except Exception:
-                    log.exception("housekeeping failed")
+                except Exception as error:  # noqa: BLE001 - the worker goes on, whatever it was
+                    self._complaints.say("housekeeping failed", error)
             if desk.queue:
                 continue
             if closing:
