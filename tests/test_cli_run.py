@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import threading
 from pathlib import Path
@@ -214,7 +215,7 @@ def test_worker_knows_the_agents_of_a_plan_that_it_is_given(cli: Cli, making: Ma
     [
         (("--agent", "codr"), "'coder'"),
         (("--heartbeat", "30", "--lease", "40"), "heartbeat"),
-        (("--metrics-port", "9000"), "--metrics-port"),
+        (("--metrics-port", "0"), "--metrics-port"),
         (("--grace", "long"), "--grace"),
         (("--concurrency", "0"), "--concurrency"),
     ],
@@ -222,6 +223,14 @@ def test_worker_knows_the_agents_of_a_plan_that_it_is_given(cli: Cli, making: Ma
 def test_worker_refuses_what_cannot_work(cli: Cli, arguments: tuple[str, ...], words: str) -> None:
     """Wrong names and settings are exit code 2 before anything is claimed."""
     assert words in cli("worker", *arguments, code=2).err
+
+
+def test_a_metrics_port_that_is_taken_is_told(cli: Cli) -> None:
+    """The option reaches the worker: a port that somebody else has is exit code 2, with what to do."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        said = cli("worker", "--until-idle", "--metrics-port", port, code=2)
+    assert f"the metrics port {port} cannot be opened" in said.err
 
 
 def test_a_worker_without_agents_says_what_to_do(cli: Cli) -> None:

@@ -218,6 +218,10 @@ class Following(Teller):
                 unwritten=len(self._unwritten) if self._away_since is not None else 0,
             )
 
+    def reread(self) -> None:
+        """Read the plan soon: somebody has just changed it."""
+        self._asked.set()
+
     def read(self, *, tell: bool = True) -> None:
         """Read the plan from the database. Raises DatabaseUnavailable; driver errors come as they are."""
         found = self._orchestrator.snapshots.plan_tasks(self._plan_id)

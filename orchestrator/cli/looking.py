@@ -94,7 +94,9 @@ def show(context: typer.Context, task_id: IdArgument, as_json: JsonOption = Fals
         if as_json:
             printing.document({**task, "runs": ended})
             return
-        output, size = _last_output(orchestrator, task, ended)
+        from orchestrator.cli.desk import last_output
+
+        output, size = last_output(orchestrator, task, ended)
         needed_by = orchestrator.reading.needed_by(wanted)
         now = orchestrator.reading.now()
     from orchestrator.dashboard.show import render_show
@@ -115,21 +117,6 @@ def show(context: typer.Context, task_id: IdArgument, as_json: JsonOption = Fals
         agent_kind=kind,
     )
     printing.lines(drawn)
-
-
-def _last_output(
-    orchestrator: Orchestrator, task: Mapping[str, Any], ended: Sequence[Mapping[str, Any]]
-) -> tuple[list[str], int | None]:
-    """The last lines that the newest attempt said, and the bytes of all of it if they are known."""
-    attempt = int(task["attempt"])
-    if not attempt:
-        return [], None
-    said = "".join(
-        event.text if event.kind in ("stdout", "stderr") else event.text.rstrip("\n") + "\n"
-        for event in orchestrator.events.last(int(task["id"]), attempt, 50)
-    )
-    last = [run for run in ended if run["attempt"] == attempt]
-    return said.splitlines()[-10:], last[0]["transcript"]["bytes"] if last else None
 
 
 def runs(context: typer.Context, task_id: IdArgument, as_json: JsonOption = False) -> None:
@@ -435,16 +422,8 @@ def dashboard(
         if as_json:
             printing.document(orchestrator.snapshots.dashboard(version=__version__))
             return
-        from orchestrator.dashboard.live import board_live
-        from orchestrator.dashboard.show import render_show
-
-        def details(task_id: int, look: Look) -> list[Line]:
-            task = orchestrator.reading.task(task_id)
-            ended = orchestrator.reading.runs(task_id)
-            output, size = _last_output(orchestrator, task, ended)
-            return render_show(
-                {**task, "runs": ended}, orchestrator.reading.now(), look, output=output, output_bytes=size
-            )
+        from orchestrator.cli.desk import Desk
+        from orchestrator.dashboard.board_live import board_live
 
         code = board_live(
             sys.stdout,
@@ -452,7 +431,7 @@ def dashboard(
             refresh=refresh,
             once=once,
             stdin=sys.stdin,
-            details=details,
+            desk=Desk(orchestrator),
         )
     raise typer.Exit(code)
 

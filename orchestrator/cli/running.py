@@ -169,9 +169,11 @@ class _Run:
         return self._code(self._work(following, agents, plain, where))
 
     def _work(self, following: Following, agents: Sequence[Agent], plain: bool, where: str) -> int:
+        from orchestrator.cli.desk import Desk
         from orchestrator.cli.following import plan_line
         from orchestrator.dashboard.live import run_live
         from orchestrator.dashboard.summary import end_text
+        from orchestrator.dashboard.terminal import is_terminal
         from orchestrator.domain.snapshot import RunEvent
         from orchestrator.worker import Worker
 
@@ -183,7 +185,14 @@ class _Run:
             plan=self._submitted.plan,
             observers=[following],
         )
-        output = run_live(sys.stderr, following.view, plain=plain, clock=following.now)
+        output = run_live(
+            sys.stderr,
+            following.view,
+            plain=plain,
+            clock=following.now,
+            stdin=sys.stdin,
+            desk=Desk(self._orchestrator, following.reread),
+        )
         view = following.view()
         new = sum(added.created for added in self._submitted.tasks)
         output.start()
@@ -199,7 +208,8 @@ class _Run:
             with contextlib.suppress(Exception):
                 self._show(RunEvent(following.now(), "end", detail=end_text(view, following.now())))
             self._output = None
-            output.stop()
+            # Where the summary goes elsewhere, the last picture is what the terminal keeps.
+            output.stop(keep=not is_terminal(sys.stdout))
         return code
 
     def _show(self, event: RunEvent) -> None:
@@ -319,7 +329,12 @@ def worker(
     until_idle: Annotated[
         bool, typer.Option("--until-idle", help="End when nothing runs, is due, or waits for a retry.")
     ] = False,
-    metrics_port: Annotated[int | None, typer.Option("--metrics-port", metavar="P", hidden=True)] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port", metavar="P", min=1, max=65535, help="Serve counters at http://127.0.0.1:P/metrics."
+        ),
+    ] = None,
     verbose: VerboseOption = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only what is wrong.")] = False,
     migrate: Annotated[bool, typer.Option("--migrate", help="Upgrade the schema first, if it must be.")] = False,
@@ -336,10 +351,6 @@ def worker(
       orchestrator worker --until-idle --quiet
     """
     own = state.of(context)
-    if metrics_port is not None:
-        raise InvalidInput(
-            "--metrics-port is not part of this version yet", hint="orchestrator status --json has numbers"
-        )
     agents = _agents_for_worker(own, options.several(agent), plan or [])
     changed = {
         "heartbeat": _seconds(heartbeat, "--heartbeat"),
@@ -357,7 +368,7 @@ def worker(
                 printing.note(plain.line(event))
 
         teller = Teller(tell, orchestrator.reading.now(), orchestrator.settings.grace)
-        made = Worker(orchestrator, agents, concurrency, name=name, observers=[teller])
+        made = Worker(orchestrator, agents, concurrency, name=name, observers=[teller], metrics_port=metrics_port)
         if not quiet:
             names = ", ".join(sorted({each.name for each in agents}))
             slots = orchestrator.settings.changed(concurrency=concurrency).concurrency or 10
