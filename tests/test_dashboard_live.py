@@ -21,9 +21,11 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.dashboard.board_live import board_live
+from orchestrator.dashboard.faults import reason_of
 from orchestrator.dashboard.frame import NO_LIMIT, Look, Paint
 from orchestrator.dashboard.keys import name_of
-from orchestrator.dashboard.live import RunLive, RunPlain, board_live, reason_of, run_live
+from orchestrator.dashboard.live import RunLive, RunPlain, run_live
 from orchestrator.dashboard.terminal import Screen, examine, look_for, size
 from orchestrator.dashboard.text import cells
 from orchestrator.domain.snapshot import Count, PlanTask, Question, RunEvent, RunningTask, RunView, ServerInfo, Snapshot
@@ -331,7 +333,7 @@ SCRIPT = """
 import sys
 sys.path.insert(0, {root!r})
 from tests.test_dashboard_live import a_snapshot
-from orchestrator.dashboard.live import board_live
+from orchestrator.dashboard.board_live import board_live
 from orchestrator.errors import DatabaseUnavailable
 from pathlib import Path
 count = 0

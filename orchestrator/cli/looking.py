@@ -360,7 +360,15 @@ def status(context: typer.Context, as_json: JsonOption = False) -> None:
         now = orchestrator.reading.now()
     from orchestrator.dashboard.show import render_status
 
-    printing.lines(render_status(found, now, _look(), server=server))
+    printing.lines(render_status(found, now, _look(), server=server, last_hour=_last_hour(found["agents"])))
+
+
+def _last_hour(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int, float, bool]:
+    """What ended in the last hour: done, failed, USD, and whether the cost of some of it is unknown."""
+    done = sum(each["done_last_hour"] or 0 for each in rows)
+    failed = sum(each["failed_last_hour"] or 0 for each in rows)
+    partial = any(each["usd_last_hour"] is None and each["done_last_hour"] for each in rows)
+    return done, failed, sum(each["usd_last_hour"] or 0.0 for each in rows), partial
 
 
 def alerts(context: typer.Context, as_json: JsonOption = False) -> None:

@@ -1,7 +1,8 @@
 """The frame of ``dashboard``: the whole queue on one screen, what needs a person first.
 
-Reading order: ``render`` (which panes get how many rows), then a function for each pane. Pure: a snapshot, ``now`` on
-the database's clock and a ``Look`` in, lines out.
+Reading order: ``render`` (which panes get how many rows), ``pane_lines`` (one of them alone), then what needs a person
+and what runs; the other panes are in ``panes``. Pure: a snapshot, ``now`` on the database's clock and a ``Look`` in,
+lines out.
 """
 
 from __future__ import annotations
@@ -10,18 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from orchestrator.dashboard import short
+from orchestrator.dashboard import panes, short
+from orchestrator.dashboard.controls import Subject, Target, around
 from orchestrator.dashboard.frame import Column, Line, Look, Place, bar, join, plural, row, rule, spark, widest
+from orchestrator.dashboard.panes import task_name
 from orchestrator.dashboard.run_view import answer_command, cost_unknown
 from orchestrator.dashboard.text import cells
 from orchestrator.domain.alerts import ORDER
-from orchestrator.domain.snapshot import AgentRow, Alert, Count, Failure, Question, RunningTask, Snapshot, WorkerRow
+from orchestrator.domain.snapshot import Alert, Count, Question, RunningTask, Snapshot, WorkerRow
 
 QUIET = 60.0
 """Seconds without output after which a task counts as quiet."""
-
-_STATE_ORDER = {"no_worker": 0, "login": 1, "breaker": 2, "paused": 3}
-_WORKER_ORDER = {"dead": 0, "silent": 1, "stopping": 2, "draining": 3}
 
 _HINTS = (
     ("select", "↑↓ select"),
@@ -30,6 +30,9 @@ _HINTS = (
     ("/", "/ filter"),
     ("a", "a answer"),
     ("x", "x cancel"),
+    ("l", "l logs"),
+    ("w", "w why"),
+    ("r", "r retry"),
     ("p", "p freeze"),
 )
 
@@ -42,11 +45,6 @@ class Away:
     error: str
     next_try_at: datetime | None = None
     slow: bool = False
-
-
-def task_name(task: RunningTask | Failure | Question) -> str:
-    """Return what a task is called: its name, else its title, else its agent."""
-    return task.name or task.title or task.agent
 
 
 def away_line(away: Away, now: datetime, look: Look, taken_at: datetime | None) -> Line:
@@ -92,25 +90,86 @@ def render(
     look: Look,
     *,
     refresh: float | None = None,
-    selected: int | None = None,
+    selected: Target | None = None,
     order: Sequence[int] = (),
+    pane: str | None = None,
 ) -> list[Line]:
     """Return the frame for *look*: at most its rows, no line wider than its columns.
 
-    *refresh* is the time between two snapshots in seconds, None for a single picture. The line about the task *selected*
-    is marked. Running tasks whose ids are in *order* keep it: see ``ranked``.
+    *refresh* is the time between two snapshots in seconds, None for a single picture. The lines about *selected* are
+    marked. Running tasks whose ids are in *order* keep it: see ``ranked``. *pane* is the one that is shown alone.
     """
     snapshot = ranked(snapshot, now, order)
     if not snapshot.any_task:
         lines = _empty(snapshot, now, look, refresh)
+    elif pane is not None:
+        lines = _alone(snapshot, now, look, refresh, pane, selected)
     elif look.tiny or look.height < 15:
         lines = _small(snapshot, now, look)
     else:
         lines = _panes(snapshot, now, look, refresh)
     lines = [line.trimmed() for line in lines[: look.height]]
     for line in lines:
-        line.marked = selected is not None and line.task_id == selected
+        line.marked = selected is not None and line.target == selected
     return lines
+
+
+def pane_lines(snapshot: Snapshot, now: datetime, look: Look, pane: str) -> list[Line]:
+    """Return all of one pane, its rule first: ``needs``, ``running``, ``agents``, ``workers`` or ``failures``."""
+    if pane == "needs":
+        rows = _needs(snapshot, now, look, len(snapshot.alerts) + len(snapshot.questions) + 1)
+        return [_needs_rule(snapshot, look), *rows] if _needy(snapshot) else [_all_well(look)]
+    if pane == "agents":
+        return panes.agents_pane(snapshot, now, look, len(snapshot.agents))
+    if pane == "workers":
+        names = widest((worker.name for worker in snapshot.workers), 6, 40)
+        return panes.workers_pane(snapshot, now, look, len(snapshot.workers), names)
+    if pane == "failures":
+        return panes.failures_pane(snapshot, now, look, len(snapshot.failures))
+    places, rows = _running_rows(snapshot, now, look, len(snapshot.running))
+    return [_running_rule(snapshot, look, places if rows else None), *rows]
+
+
+def subject_of(snapshot: Snapshot, target: Target, now: datetime) -> Subject | None:
+    """Return what a key would act on, None when nothing on any pane is about it."""
+    if isinstance(target, str):
+        return Subject(None, target)
+    for task in snapshot.running:
+        if task.id == target:
+            age = short.age(short.since(task.started_at, now) or 0)
+            on = f" on {task.worker}" if task.worker else ""
+            kind = "stopping" if _stopping(task) else "running"
+            return Subject(task.id, task.agent, task_name(task), kind, f"{task.agent}{on} for {age}")
+    for question in snapshot.questions:
+        if question.task_id == target:
+            return Subject(target, question.agent, task_name(question), "waiting", f"{question.agent}, waiting")
+    for failure in snapshot.failures:
+        if failure.task_id == target:
+            facts = f"{failure.agent}, failed {short.clock(failure.at, now)}"
+            return Subject(target, failure.agent, task_name(failure), "failed", facts)
+    for alert in snapshot.alerts:
+        if alert.task_id == target:
+            return Subject(target, "", alert.name)
+    return None
+
+
+def _alone(
+    snapshot: Snapshot, now: datetime, look: Look, refresh: float | None, pane: str, selected: Target | None
+) -> list[Line]:
+    """Return the frame with one pane: as many rows as fit, the selected one among them."""
+    small = look.tiny or look.height < 15
+    header = [_tiny_header(snapshot, now, look)] if small else _headers(snapshot, now, look, refresh)
+    hint = None if small else _hint(look)
+    title, *rows = pane_lines(snapshot, now, look, pane)
+    room = look.height - len(header) - 1 - (1 if hint else 0)
+    lines = [*header, title, *around(rows, room, selected)]
+    if hint:
+        lines.append(hint)
+    return lines
+
+
+def _running_rule(snapshot: Snapshot, look: Look, places: dict[str, Place] | None) -> Line:
+    return rule(look, f"running {short.counted(snapshot.running_count)}", places=places)
 
 
 def _empty(snapshot: Snapshot, now: datetime, look: Look, refresh: float | None) -> list[Line]:
@@ -152,12 +211,11 @@ def _panes(snapshot: Snapshot, now: datetime, look: Look, refresh: float | None)
     if left() < least:
         agents_most = 0
     places, running = _running_rows(snapshot, now, look, left() - 1)
-    title = f"running {short.counted(snapshot.running_count)}"
-    lines = [*header, *top, rule(look, title, places=places if running else None), *running]
+    lines = [*header, *top, _running_rule(snapshot, look, places if running else None), *running]
     if agents_most:
-        lines += _agents_and_workers(snapshot, now, look, agents_most)
+        lines += panes.agents_and_workers(snapshot, now, look, agents_most)
     if failures_most:
-        lines += _failures(snapshot, now, look, failures_most)
+        lines += panes.failures_pane(snapshot, now, look, failures_most)
     if hint:
         lines.append(hint)
     return lines
@@ -229,8 +287,7 @@ def _headers(snapshot: Snapshot, now: datetime, look: Look, refresh: float | Non
     done, failed = sum(minute.done for minute in hour), sum(minute.failed for minute in hour)
     spent, partial = sum(minute.usd for minute in hour), any(minute.unknown_cost for minute in hour)
     usd = f"{short.money(spent, partial=partial)}/h" if spent or partial else ""
-    last = hour[-5:]
-    rate = sum(minute.done + minute.failed for minute in last) / len(last) if last else 0.0
+    rate = per_minute(snapshot)
     if not look.wide:
         right = [f"{rate:.0f}/min", *([usd] if usd else [])] if hour else []
         lines.append(_counts(snapshot, look, ["  ".join(right), right[0] if right else ""]))
@@ -247,6 +304,15 @@ def _headers(snapshot: Snapshot, now: datetime, look: Look, refresh: float | Non
         line.right(hold)
     lines.append(line)
     return lines
+
+
+def per_minute(snapshot: Snapshot) -> float:
+    """Return how many attempts ended a minute, over the last five whole minutes and the one that goes on."""
+    last = snapshot.minutes[-6:]
+    if not last:
+        return 0.0
+    span = (snapshot.taken_at - last[0].at).total_seconds() / 60
+    return sum(minute.done + minute.failed for minute in last) / max(1.0, span)
 
 
 def hold_text(snapshot: Snapshot) -> str:
@@ -388,7 +454,7 @@ def _need_rows(items: Sequence[Alert | Question], now: datetime, look: Look) -> 
         style = "yellow" if isinstance(item, Alert) and item.heals else None
         line = Line(look).symbol("waiting" if asks else "alert", style).add(" ")
         text = _question_text(item, now) if isinstance(item, Question) else item.what
-        line.about(item.task_id)
+        line.about(_target(item))
         if look.tiny:
             line.fill(subjects[at], max(4, look.width // 2)).add(" ")
             lines.append(line.fill(text, look.width - line.width))
@@ -402,6 +468,12 @@ def _need_rows(items: Sequence[Alert | Question], now: datetime, look: Look) -> 
             line.right(commands[at])
         lines.append(line)
     return lines
+
+
+def _target(item: Alert | Question) -> Target | None:
+    if item.task_id is None and isinstance(item, Alert) and item.subject == "agent":
+        return item.name
+    return item.task_id
 
 
 def _subject(item: Alert | Question, look: Look) -> str:
@@ -533,146 +605,3 @@ def _running_values(
             values["bar"] = (bar(look, used[0], places["bar"].width), colour)
         values["share"] = (f"{short.percent(*used):>4}", colour if used[0] >= 0.8 else "")
     return values
-
-
-# Agents, workers, failures
-
-
-def agent_state(agent: AgentRow, now: datetime) -> str:
-    """Return what is wrong with an agent, empty if nothing is."""
-    end = f" to {short.until(agent.state_until, now)}" if agent.state_until else ""
-    if agent.state == "no_worker":
-        return "no live worker"
-    if agent.state == "login":
-        return "needs a login"
-    if agent.state == "breaker":
-        return f"breaker{end or ' open'}"
-    return f"{agent.state}{end}" if agent.state else ""
-
-
-def agent_rank(agent: AgentRow) -> tuple[int, float, str]:
-    """Return the place of an agent: wrong ones first, then the longest wait."""
-    oldest = agent.oldest_ready_at.timestamp() if agent.oldest_ready_at else float("inf")
-    return _STATE_ORDER.get(agent.state, 9 if not agent.state else 8), oldest, agent.name
-
-
-def _agents_and_workers(snapshot: Snapshot, now: datetime, look: Look, most: int) -> list[Line]:
-    if not look.wide or not snapshot.workers:
-        return _agents(snapshot, now, look, most)
-    names = widest((worker.name for worker in snapshot.workers), 6, 16)
-    right_width = 36 + names
-    left_look = replace(look, width=look.width - right_width - 2)
-    left = _agents(snapshot, now, left_look, most)
-    right = _workers(snapshot, now, replace(look, width=right_width), most, names)
-    lines = []
-    for at in range(max(len(left), len(right))):
-        line = Line(look)
-        for text, style in left[at].parts if at < len(left) else []:
-            line.add(text, style)
-        if at < len(right):
-            line.to(left_look.width + 2)
-            for text, style in right[at].parts:
-                line.add(text, style)
-        lines.append(line)
-    return lines
-
-
-def _more(look: Look, left: int, wrong: int) -> Line:
-    text = f"{wrong:,} of them not well" if wrong else "nothing wrong with them"
-    return Line(look).fill(f"{look.ellipsis} {left:,} more, {text}", look.width, "" if wrong else "dim")
-
-
-def _agents(snapshot: Snapshot, now: datetime, look: Look, most: int) -> list[Line]:
-    agents = sorted(snapshot.agents, key=agent_rank)
-    shown = agents if len(agents) <= most else agents[: most - 1]
-    columns = [
-        Column("agent", widest((agent.name for agent in shown), 4, 24), 0),
-        Column("state", 16, 1, gap=3, rest=1),
-        Column("running", 7, 4, right=True, caption="running"),
-        Column("ready", 7, 2, right=True, caption="ready"),
-        Column("oldest", 6, 3, right=True, caption="oldest"),
-        Column("done", 6, 5, right=True, caption="done/h"),
-        Column("fail", 4, 6, right=True, caption="fail"),
-        Column("clears", 6, 7, right=True, caption="clears"),
-    ]
-    places = join(columns, look.width)
-    lines = [rule(look, f"agents {len(agents):,}", places=places)]
-    for agent in shown:
-        running = f"{agent.running:,}" + (f"/{agent.limit:,}" if agent.limit is not None else "")
-        fail = ""
-        if agent.attempts_hour and agent.failed_hour is not None:
-            fail = short.percent(agent.failed_hour / agent.attempts_hour)
-        oldest = short.since(agent.oldest_ready_at, now)
-        values = {
-            "agent": (agent.name, ""),
-            "state": (agent_state(agent, now), "red" if agent.state in ("no_worker", "login") else "yellow"),
-            "running": (running, ""),
-            "ready": (short.counted(agent.ready), ""),
-            "oldest": ("" if oldest is None else short.age(oldest), ""),
-            "done": ("" if agent.done_hour is None else f"{agent.done_hour:,}", ""),
-            "fail": (fail, ""),
-            "clears": (short.clears(agent.ready, agent.done_hour), ""),
-        }
-        lines.append(row(look, places, values))
-    if len(shown) < len(agents):
-        rest = agents[len(shown) :]
-        lines.append(_more(look, len(rest), sum(1 for agent in rest if agent.state)))
-    return lines
-
-
-def _workers(snapshot: Snapshot, now: datetime, look: Look, most: int, names: int) -> list[Line]:
-    workers = sorted(snapshot.workers, key=lambda worker: (_WORKER_ORDER.get(worker.state, 9), worker.name))
-    shown = workers if len(workers) <= most else workers[: most - 1]
-    columns = [
-        Column("worker", names, 0),
-        Column("state", 12, 1, gap=3, rest=1),
-        Column("slots", 6, 2, right=True, caption="slots"),
-        Column("beat", 5, 3, right=True, caption="beat"),
-        Column("up", 6, 4, right=True, caption="up"),
-    ]
-    places = join(columns, look.width)
-    lines = [rule(look, f"workers {len(workers):,}", places=places, width=look.width)]
-    for worker in shown:
-        beat, up = short.since(worker.renewed_at, now), short.since(worker.started_at, now)
-        state = f"stopping {worker.stopping}" if worker.state == "stopping" and worker.stopping else worker.state
-        values = {
-            "worker": (worker.name, ""),
-            "state": (state, "red" if state in ("dead", "silent") else "yellow"),
-            "slots": (f"{worker.running}/{worker.slots}", ""),
-            "beat": ("" if beat is None else short.age(beat), ""),
-            "up": ("" if up is None else short.age(up), ""),
-        }
-        lines.append(row(look, places, values))
-    if len(shown) < len(workers):
-        rest = workers[len(shown) :]
-        lines.append(_more(look, len(rest), sum(1 for worker in rest if worker.state)))
-    return lines
-
-
-def _failures(snapshot: Snapshot, now: datetime, look: Look, most: int) -> list[Line]:
-    hour = snapshot.minutes[-60:]
-    failed = sum(minute.failed for minute in hour)
-    ended = failed + sum(minute.done for minute in hour)
-    lines = [rule(look, "latest failures", f"{failed:,} of {ended:,} in 1h" if hour else "")]
-    shown = snapshot.failures[:most]
-    ids = widest((str(failure.task_id) for failure in shown), 1)
-    names = 18 if look.wide else widest((task_name(failure) for failure in shown), 4, 20)
-    agents = widest((failure.agent for failure in shown), 7, 14)
-    classes = widest((failure.error_class or "" for failure in shown), 11)
-    for failure in shown:
-        line = Line(look).add(f"{short.clock(failure.at, now)} ").symbol("failed").add(f" {failure.task_id:>{ids}} ")
-        start = line.width
-        line.fill(task_name(failure), names)
-        text = short.detail(failure.cause, failure.message)
-        most_attempts = short.of(failure.attempt, failure.max_retries, failure.retry_count)
-        if failure.attempt > 1:
-            text += f" ({short.attempt(failure.attempt, most_attempts)})"
-        if look.wide:
-            line.to(start + names + 1).fill(failure.agent, agents).to(start + names + 1 + agents + 2)
-            begin = line.width
-            line.add(failure.error_class or "").to(begin + classes + 1)
-        else:
-            line.to(start + names + 2)
-            text = f"{failure.error_class}: {text}" if failure.error_class else text
-        lines.append(line.fill(text, look.width - line.width).about(failure.task_id))
-    return lines

@@ -117,23 +117,23 @@ class Look:
 class Line:
     """One line of a screen: pieces of harmless text with a style each.
 
-    ``task_id`` is the task that the line is about, where a cursor can stand on it. ``dimmed`` and ``marked`` (the cursor
-    is here) take the place of every style in it.
+    ``target`` is what the line is about, a task's id or an agent's name, where a cursor can stand on it. ``dimmed`` and
+    ``marked`` (the cursor is here) take the place of every style in it.
     """
 
-    __slots__ = ("dimmed", "look", "marked", "parts", "task_id", "width")
+    __slots__ = ("dimmed", "look", "marked", "parts", "target", "width")
 
     def __init__(self, look: Look) -> None:
         self.look = look
         self.parts: list[tuple[str, str]] = []
         self.width = 0
-        self.task_id: int | None = None
+        self.target: int | str | None = None
         self.dimmed = False
         self.marked = False
 
-    def about(self, task_id: int | None) -> Line:
-        """Say which task this line is about."""
-        self.task_id = task_id
+    def about(self, target: int | str | None) -> Line:
+        """Say which task or agent this line is about."""
+        self.target = target
         return self
 
     def add(self, text: str, style: str = "") -> Line:
@@ -177,7 +177,7 @@ class Line:
         self.width = sum(cells(text) for text, _ in self.parts)
         if self.width <= self.look.width:
             return self
-        short = Line(self.look).about(self.task_id)
+        short = Line(self.look).about(self.target)
         for text, style in self.parts:
             short.fill(text, self.look.width - short.width, style)
             if short.width >= self.look.width:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from orchestrator.dashboard import short
+from orchestrator.dashboard.controls import Subject, Target, around
 from orchestrator.dashboard.frame import NO_LIMIT, Column, Line, Look, Place, bar, join, plural, row, widest
 from orchestrator.dashboard.text import cells
 from orchestrator.domain.snapshot import PlanTask, Question, RunEvent, RunView, Spend
@@ -35,7 +36,14 @@ ORDER = (
 
 WORDS = {"not_run": "not run", "not_due": "not due"}
 
-_HINTS = (("select", "↑↓ select"), ("open", "⏎ open"), ("a", "a answer"), ("x", "x cancel"), ("t", "t tree"))
+_HINTS = (
+    ("select", "↑↓ select"),
+    ("open", "⏎ open"),
+    ("a", "a answer"),
+    ("x", "x cancel"),
+    ("l", "l logs"),
+    ("t", "t tree"),
+)
 
 
 def kind(task: PlanTask, now: datetime) -> str:
@@ -162,22 +170,67 @@ class _Plan:
         return roots
 
 
-def render(view: RunView, now: datetime, look: Look) -> list[Line]:
-    """Return the region for *look*: at most its rows less three (less one from twelve rows down).
+def height_of(look: Look) -> int:
+    """Return the rows that a region may take: the screen's less three, less one from twelve rows down."""
+    return max(1, look.height - (1 if look.height <= 12 else 3))
 
-    What does not fit is counted in the last row, with the questions and failures among it named.
+
+def render(
+    view: RunView,
+    now: datetime,
+    look: Look,
+    *,
+    selected: Target | None = None,
+    page: Sequence[Line] | None = None,
+    tree: bool = False,
+    last: Line | None = None,
+) -> list[Line]:
+    """Return the region for *look*, of at most ``height_of`` rows; the lines about *selected* are marked.
+
+    What does not fit is counted in the last row, with the questions and failures among it named. *page* stands in the
+    place of the rows, or with *tree* the plan as a tree; *last* in the place of the keys.
     """
     plan = _Plan(view, now)
-    most = max(1, look.height - (1 if look.height <= 12 else 3))
+    most = height_of(look)
     lines = [_progress(plan, look)]
     if most >= 2:
         lines.append(_second(plan, look))
-    hint = _hint(look, plan) if most >= 8 else None
+    hint = last or (_hint(look, plan) if most >= 8 else None)
     room = most - len(lines) - (1 if hint else 0)
-    lines += _rows(plan, look, room)
+    if page is not None:
+        lines += page[: max(0, room)]
+    elif tree:
+        lines += around(_tree(plan, look), room, selected)
+    else:
+        lines += _rows(plan, look, room)
+    lines = lines[: most - (1 if hint else 0)]
     if hint:
         lines.append(hint)
-    return [line.trimmed() for line in lines[:most]]
+    lines = [line.trimmed() for line in lines]
+    for line in lines:
+        line.marked = selected is not None and line.target == selected
+    return lines
+
+
+def targets(view: RunView, now: datetime, look: Look, *, tree: bool) -> list[Target]:
+    """Return what the rows are about that a cursor can stand on: those on the screen, of a tree all."""
+    lines = _tree(_Plan(view, now), look) if tree else render(view, now, look)
+    return [line.target for line in lines if line.target is not None]
+
+
+def subject_of(view: RunView, target: Target, now: datetime) -> Subject | None:
+    """Return what a key would act on, None when the plan has no such task."""
+    task = next((task for task in view.tasks if task.id == target), None)
+    if task is None:
+        return None
+    what = kind(task, now)
+    facts = task.agent
+    if what == "running":
+        facts += f" for {short.age(short.since(task.started_at, now) or 0)}"
+    elif what in WORDS or what in ("held", "blocked", "waiting", "retrying", "failed", "cancelled", "done"):
+        facts += f", {WORDS.get(what, what)}"
+    needed = sum(1 for each in view.tasks if target in each.needs and each.status not in ("done", "cancelled"))
+    return Subject(task.id, task.agent, task.name, what, facts, needed)
 
 
 def _progress(plan: _Plan, look: Look) -> Line:
@@ -493,6 +546,71 @@ def _blocked_rows(plan: _Plan, blocked: Sequence[PlanTask], look: Look, ids: int
         line = _lead(look, "blocked", task, ids).fill(task.name, names).to(ids + 3 + names + 1)
         lines.append(line.fill(text, look.width - line.width))
     return lines
+
+
+# The plan as a tree
+
+
+def _tree(plan: _Plan, look: Look) -> list[Line]:
+    """Return a line for each task of the plan, below and to the right of what it needs last."""
+    tasks = plan.view.tasks
+    depth: dict[int, int] = {}
+    children: dict[int, list[PlanTask]] = {}
+    for task in _parents_first(plan):
+        needs = [need for need in task.needs if need in depth]
+        parent = max(needs, key=lambda need: (depth[need], need), default=0)
+        depth[task.id] = depth[parent] + 1 if parent else 0
+        children.setdefault(parent, []).append(task)
+    ids = widest((str(task.id) for task in tasks), 1)
+    lines = []
+    stack = list(reversed(children.get(0, ())))
+    while stack:
+        task = stack.pop()
+        lines.append(_tree_line(plan, task, look, ids, depth[task.id]))
+        stack += reversed(children.get(task.id, ()))
+    return lines
+
+
+def _parents_first(plan: _Plan) -> list[PlanTask]:
+    """Return the tasks in the plan's order, each behind all that it needs."""
+    ordered: dict[int, PlanTask] = {}
+    open_ = [*reversed(plan.view.tasks)]
+    waiting: set[int] = set()
+    while open_:
+        task = open_[-1]
+        needs = [plan.by_id[need] for need in task.needs if need in plan.by_id and need not in ordered]
+        needs = [need for need in needs if need.id not in waiting]
+        if task.id in ordered or not needs:
+            ordered.setdefault(task.id, task)
+            open_.pop()
+        else:
+            waiting.add(task.id)
+            open_ += reversed(needs)
+    return list(ordered.values())
+
+
+def _tree_line(plan: _Plan, task: PlanTask, look: Look, ids: int, depth: int) -> Line:
+    what = plan.kinds[task.id]
+    indent = min(2 * depth, look.width // 3)
+    line = Line(look).symbol(what).add(f" {task.id:>{ids}} " + " " * indent)
+    left = look.width - line.width
+    line.fill(task.name, max(4, min(left, 40 if look.wide else 24)))
+    others = len([need for need in task.needs if need in plan.by_id]) - 1
+    facts = []
+    if what == "running":
+        facts.append(short.age(short.since(task.started_at, plan.now) or 0))
+    elif what in ("done", "failed", "cancelled") and task.elapsed is not None:
+        facts.append(short.duration(task.elapsed))
+    if what not in ("done", "running"):
+        facts.append(WORDS.get(what, what))
+    if others > 0:
+        facts.append(f"needs {others + 1}")
+    if what == "running" and task.last_output:
+        facts.append(task.last_output)
+    if what == "failed" and task.error:
+        facts.append(task.error.message or task.error.cause or "")
+    text = "  ".join(fact for fact in facts if fact)
+    return line.add("  ").fill(text, look.width - line.width - 2, "dim").about(task.id)
 
 
 _HISTORY = {

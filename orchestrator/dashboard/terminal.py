@@ -18,6 +18,9 @@ from orchestrator.dashboard.text import cells
 
 _SIGNS = "".join(signs[0] for signs in SYMBOLS.values()) + "━╌─–…·▁█"
 
+RELEASE = b"\x1b[?2026l\r\n\x1b[?25h"
+"""What a region's terminal needs when there is no time for anything else: no open update, a new line, the cursor."""
+
 
 @dataclass(frozen=True, slots=True)
 class Terminal:

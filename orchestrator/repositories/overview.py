@@ -108,7 +108,7 @@ def read_running(session: Session, limit: int = 200) -> tuple[list[RunningTask],
         .order_by(rank, Task.started_at, Task.id)
         .limit(limit)
     ).all()
-    number = _count(session, select(literal(1)).where(Task.status == _RUNNING))
+    number = count(session, select(literal(1)).where(Task.status == _RUNNING))
     earlier = spent(session, [row.id for row in rows if row.attempt > 1])
     cancelled = [row.id for row in rows if row.cancel_requested_at is not None]
     by = _cancelled_by(session, cancelled) if cancelled else {}
@@ -444,7 +444,10 @@ def read_lock_hold(session: Session, now: datetime) -> LockHold:
 
 
 def read_minutes(session: Session, now: datetime) -> tuple[snapshot.Minute, ...]:
-    """The last 60 complete minutes of all workers together, oldest first. Uses minutes_pkey."""
+    """The last 60 minutes of all workers together, oldest first, the one that goes on too. Uses minutes_pkey.
+
+    So they add up to the same hour as the numbers of agents.
+    """
     this = now.replace(second=0, microsecond=0)
     rows = {
         row[0]: row
@@ -456,12 +459,12 @@ def read_minutes(session: Session, now: datetime) -> tuple[snapshot.Minute, ...]
                 func.sum(Minute.cost_usd),
                 func.sum(Minute.unknown_cost),
             )
-            .where(Minute.minute >= this - timedelta(minutes=60), Minute.minute < this)
+            .where(Minute.minute > this - timedelta(minutes=60))
             .group_by(Minute.minute)
         )
     }
     found = []
-    for back in range(60, 0, -1):
+    for back in range(59, -1, -1):
         at = this - timedelta(minutes=back)
         row = rows.get(at)
         found.append(
@@ -504,6 +507,7 @@ def finished_estimate(session: Session) -> dict[str, int | None]:
     return {status: round(rows * share.get(status, 0.0)) for status in ended}
 
 
-def _count(session: Session, statement: Any) -> Count:
+def count(session: Session, statement: Any) -> Count:
+    """How many rows *statement* has, up to CAP."""
     number = session.scalar(select(func.count()).select_from(statement.limit(CAP + 1).subquery())) or 0
     return Count(min(number, CAP), number > CAP)
