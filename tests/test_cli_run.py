@@ -355,17 +355,21 @@ def test_agents_see_the_end_of_their_input(database_url: str, tmp_path: Path, st
 @pytest.mark.slow
 def test_logs_follow_a_task_over_its_retry(database_url: str, engine: Engine, tmp_path: Path) -> None:
     """-f shows both attempts as they come, and ends with the task; as JSON lines every piece says its attempt."""
+    script = "echo try $ORCHESTRATOR_ATTEMPT; until test -e go; do sleep 0.05; done; test $ORCHESTRATOR_ATTEMPT = 2"
     (tmp_path / "orchestrator.toml").write_text(
-        '[agents.twice]\ncommand = ["sh", "-c", "echo try $ORCHESTRATOR_ATTEMPT; test $ORCHESTRATOR_ATTEMPT = 2"]\n'
-        "retry = {initial = 0.01}\n"
+        f'[agents.twice]\ncommand = ["sh", "-c", "{script}"]\nretry = {{initial = 0.01}}\n'
     )
     process("add", "twice", url=database_url, cwd=tmp_path)
+    worker = start("worker", "--until-idle", url=database_url, cwd=tmp_path)
     following = start("logs", "1", "-f", "--json", url=database_url, cwd=tmp_path)
-    worker = process("worker", "--until-idle", url=database_url, cwd=tmp_path)
-    assert worker.code == 0, worker
-    out, err = following.communicate(timeout=60)
+    assert following.stdout is not None
+    first = following.stdout.readline()
+    (tmp_path / "go").touch()
+    rest, err = following.communicate(timeout=60)
     assert following.returncode == 0, err
-    pieces = [json.loads(line) for line in out.splitlines()]
+    assert worker.communicate(timeout=60)[0] == ""
+    assert worker.returncode == 0
+    pieces = [json.loads(line) for line in [first, *rest.splitlines()]]
     assert [(piece["attempt"], piece["text"]) for piece in pieces] == [(1, "try 1\n"), (2, "try 2\n")]
 
 

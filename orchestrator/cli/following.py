@@ -26,6 +26,8 @@ from orchestrator.worker import Observer, Watched
 
 REREAD = 10.0
 """Seconds after which the plan is read again though nothing happened here: others may work on it too."""
+LOOK_AGAIN = 0.2
+"""Seconds after which the view asks again what the agents here have said."""
 SOONEST = 0.2
 """Seconds between two reads at least; a read that takes long is done less often."""
 
@@ -169,6 +171,7 @@ class Following(Teller):
         show: Callable[[RunEvent], None],
         changed: Callable[[], None],
         failing: Callable[[], None] | None = None,
+        leaving: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(self._take, orchestrator.reading.now(), grace)
         self._orchestrator = orchestrator
@@ -177,10 +180,18 @@ class Following(Teller):
         self._show = show
         self._changed = changed
         self._failing = failing
+        self._leaving = leaving
         self._lock = threading.RLock()
-        self._tasks: dict[int, PlanTask] = {}
+        self._tasks: list[PlanTask] = []
+        self._place: dict[int, int] = {}
         self._here: set[int] = set()
         self._watched: Callable[[], Sequence[Watched]] = list
+        self._running: list[Watched] = []
+        self._moves = 0
+        self._moved: dict[int, int] = {}
+        self._elsewhere: set[tuple[int, int]] = set()
+        self._told: set[tuple[int, int]] = set()
+        self._looked_at = 0.0
         self._view = RunView(plan, self.now(), slots=slots, file=file)
         self._asked = threading.Event()
         self._ended = threading.Event()
@@ -206,14 +217,20 @@ class Following(Teller):
 
     def view(self) -> RunView:
         """The plan as it is now, with what is known of the attempts that run here."""
-        running = {each.claim.task_id: each for each in self._watched()} if not self._ended.is_set() else {}
+        now = time.monotonic()
+        if now - self._looked_at > LOOK_AGAIN:
+            # Lines ask for the view at every event; what agents say need not be gathered as often.
+            self._looked_at = now
+            self._running = [] if self._ended.is_set() else list(self._watched())
         with self._lock:
-            tasks = tuple(
-                _with(task, running[task.id]) if task.id in running else task for task in self._tasks.values()
-            )
+            tasks = self._tasks.copy()
+            for watched in self._running:
+                place = self._place.get(watched.claim.task_id)
+                if place is not None and watched.claim.task_id in self._here:
+                    tasks[place] = _with(tasks[place], watched)
             return replace(
                 self._view,
-                tasks=tasks,
+                tasks=tuple(tasks),
                 away_since=self._away_since,
                 unwritten=len(self._unwritten) if self._away_since is not None else 0,
             )
@@ -224,21 +241,29 @@ class Following(Teller):
 
     def read(self, *, tell: bool = True) -> None:
         """Read the plan from the database. Raises DatabaseUnavailable; driver errors come as they are."""
+        with self._lock:
+            moved_before = self._moves
         found = self._orchestrator.snapshots.plan_tasks(self._plan_id)
         events: list[RunEvent] = []
         with self._lock:
-            fresh: dict[int, PlanTask] = {}
+            fresh: list[PlanTask] = []
+            elsewhere: set[tuple[int, int]] = set()
             for task in found:
                 if task.id not in self._ids:
                     continue
-                here = task.id in self._here
-                old = self._tasks.get(task.id)
-                if old is not None and here and task.attempt < old.attempt:
-                    task = old  # read before our claim was seen
-                elif tell and old is not None and not here:
+                old = self._known(task.id)
+                if old is not None and (task.id in self._here or self._moved.get(task.id, 0) > moved_before):
+                    # What happens here is known better than this picture, which may be older.
+                    fresh.append(replace(old, spend=task.spend, cancel_requested_at=task.cancel_requested_at))
+                    continue
+                if task.status == TaskStatus.RUNNING:
+                    elsewhere.add((task.id, task.attempt))
+                if tell and old is not None:
                     events += self._news(old, task)
-                fresh[task.id] = replace(task, here=here or task.status != TaskStatus.RUNNING)
+                fresh.append(replace(task, here=task.status != TaskStatus.RUNNING))
+            self._elsewhere = elsewhere
             self._tasks = fresh
+            self._place = {task.id: place for place, task in enumerate(fresh)}
         for event in events:
             self._show(event)
         self._changed()
@@ -249,9 +274,10 @@ class Following(Teller):
         """Show the task as running here."""
         with self._lock:
             self._here.add(claim.task_id)
-            task = self._tasks.get(claim.task_id)
+            self._move(claim.task_id)
+            task = self._known(claim.task_id)
             if task is not None:
-                self._tasks[task.id] = replace(
+                self._tasks[self._place[task.id]] = replace(
                     task,
                     status=TaskStatus.RUNNING.value,
                     attempt=claim.attempt,
@@ -279,11 +305,12 @@ class Following(Teller):
         event = self._event(claim, outcome, recorded)
         with self._lock:
             self._here.discard(claim.task_id)
+            self._move(claim.task_id)
             self._unwritten.discard((claim.task_id, claim.attempt))
-            task = self._tasks.get(claim.task_id)
+            task = self._known(claim.task_id)
             if task is not None and recorded.status is not None and not recorded.late:
                 status = recorded.status
-                task = self._tasks[task.id] = replace(
+                self._tasks[self._place[task.id]] = replace(
                     task,
                     status=status.value,
                     elapsed=(task.elapsed or 0.0) + outcome.elapsed,
@@ -300,10 +327,25 @@ class Following(Teller):
                 self._view = replace(self._view, stop_deadline=self.now() + timedelta(seconds=self._grace))
         super().stopping(why)
 
+    def leaving(self) -> None:
+        """Give the terminal back while there is time."""
+        if self._leaving is not None:
+            self._leaving()
+
     def name_of(self, claim: Claim) -> str:
         """What the plan calls the task of *claim*."""
-        task = self._tasks.get(claim.task_id)
+        task = self._known(claim.task_id)
         return task.name if task is not None else super().name_of(claim)
+
+    def _move(self, task_id: int) -> None:
+        """Note that the task moved here: pictures that were begun before are too old for it."""
+        self._moves += 1
+        self._moved[task_id] = self._moves
+
+    def _known(self, task_id: int) -> PlanTask | None:
+        with self._lock:
+            place = self._place.get(task_id)
+            return None if place is None else self._tasks[place]
 
     def _take(self, event: RunEvent) -> None:
         self._show(event)
@@ -314,11 +356,15 @@ class Following(Teller):
     def _news(self, old: PlanTask, new: PlanTask) -> list[RunEvent]:
         """What became of a task without us: cancelled, not run, or worked on by another process."""
         now = self.now()
-        if (old.status, old.attempt) == (new.status, new.attempt):
+        begun = new.status == TaskStatus.RUNNING and (new.id, new.attempt) not in self._told
+        if (old.status, old.attempt) == (new.status, new.attempt) and not begun:
             return []
         what = kind(new, now)
         error = new.error
         if new.status == TaskStatus.RUNNING:
+            if (new.id, new.attempt) not in self._elsewhere:
+                return []  # our own claim, as it looks before the agent here has begun; else the next read tells
+            self._told.add((new.id, new.attempt))
             return [RunEvent(now, "start", new.id, new.name, new.agent, new.attempt, detail="elsewhere")]
         if new.status in (TaskStatus.CANCELLED, TaskStatus.FAILED, TaskStatus.DONE):
             shown = "failed" if what == "failed" else what

@@ -25,7 +25,7 @@ from orchestrator.cli.adding import (
     submit_plan,
 )
 from orchestrator.cli.options import JsonOption
-from orchestrator.errors import InvalidInput
+from orchestrator.errors import DatabaseUnavailable, InvalidInput
 
 if TYPE_CHECKING:
     from orchestrator.agents.protocol import Agent
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 SLOTS = 4
 """Slots of ``run`` unless it is told otherwise."""
+LAST_LOOK = 5.0
+"""Seconds that ``run`` tries to read what became of its plan when the database is away at the end."""
 FOREVER = 10 * 366 * 86_400.0
 
 
@@ -144,6 +146,7 @@ class _Run:
         self._worker: Any = None
         self._output: Any = None
         self._stopping = False
+        self._away = False
 
     def work(self, agents: Sequence[Agent], *, fail_fast: bool, plain: bool, embedded: bool) -> int:
         """Do what there is to do; return the exit code."""
@@ -160,6 +163,7 @@ class _Run:
             show=self._show,
             changed=self._changed,
             failing=self._stop_at_failure if fail_fast else None,
+            leaving=self._release,
         )
         if all(task.status in ("done", "failed", "cancelled") for task in following.view().tasks):
             following.close()
@@ -174,6 +178,7 @@ class _Run:
         from orchestrator.dashboard.live import run_live
         from orchestrator.dashboard.summary import end_text
         from orchestrator.dashboard.terminal import is_terminal
+        from orchestrator.database.transient import transient
         from orchestrator.domain.snapshot import RunEvent
         from orchestrator.worker import Worker
 
@@ -201,7 +206,11 @@ class _Run:
             self._show(RunEvent(following.now(), "plan", name=view.plan, detail=plan_line(view, new, where)))
             following.begin(worker.watched)
             code = int(worker.run(until_idle=True))
-            following.read()
+            try:
+                transient(following.read, give_up_after=LAST_LOOK)
+            except DatabaseUnavailable as error:
+                self._away = True
+                self.note(f"{error.message}; the summary is as of the last look")
         finally:
             following.close()
             view = following.view()
@@ -229,6 +238,10 @@ class _Run:
         if self._output is not None:
             self._output.changed()
 
+    def _release(self) -> None:
+        if self._output is not None:
+            self._output.release()
+
     def _stop_at_failure(self) -> None:
         if not self._stopping:
             self._stopping = True
@@ -242,6 +255,8 @@ class _Run:
         kinds = Counter(kind(task, now) for task in view.tasks)
         if kinds["done"] == len(view.tasks):
             return 0
+        if self._away:
+            return DatabaseUnavailable.exit_code
         if worked == 130 or self._following.stopped_by == "SIGINT":
             return 130
         if kinds["failed"] or kinds["cancelled"] or kinds["not_run"]:
@@ -469,15 +484,23 @@ def _stopping(dog: Any) -> Iterator[None]:
 
 
 class _Lines(logging.Handler):
-    """Log records as lines; whoever prints them makes foreign text in them harmless."""
+    """Log records as lines; whoever prints them makes foreign text in them harmless. Traces only if asked for."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, tell: Callable[[str], None], traces: bool) -> None:
         super().__init__()
         self._tell = tell
+        self._traces = traces
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._tell(self.format(record))
+            if record.exc_info and not self._traces:
+                error = record.exc_info[1]
+                record = logging.makeLogRecord({**record.__dict__, "exc_info": None, "exc_text": None})
+                said = record.getMessage()
+                if str(error) not in said:
+                    record.msg, record.args = "%s: %s", (said, f"{type(error).__name__}: {error}")
+            for line in self.format(record).splitlines():
+                self._tell(line)
         except Exception:  # noqa: BLE001 - a log must not end the work that it tells of
             self.handleError(record)
 
@@ -486,7 +509,7 @@ class _Lines(logging.Handler):
 def _logging(verbose: int, *, quiet: bool = False, tell: Callable[[str], None] | None = None) -> Iterator[None]:
     """Tell what the package logs, on stderr or by *tell*: warnings, with -v its steps, with -vv everything."""
     logger = logging.getLogger("orchestrator")
-    handler = _Lines(tell or printing.note)
+    handler = _Lines(tell or printing.note, traces=verbose > 0)
     time = "" if tell else "%(asctime)s "  # lines of a run have their own
     handler.setFormatter(logging.Formatter(f"{time}%(levelname)s %(message)s", "%H:%M:%S"))
     before = logger.level, logger.propagate
