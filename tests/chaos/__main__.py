@@ -19,7 +19,7 @@ from orchestrator.liveness import boot_clock
 from tests.chaos.environment import Environment
 from tests.chaos.fleet import Fleet
 from tests.chaos.hand import Hand, say, wait
-from tests.chaos.judge import SHUTDOWN, Judge, Violation, as_json
+from tests.chaos.judge import SHUTDOWN, UNHURRIED, Judge, Violation, as_json
 
 DRAIN = 120.0
 """Seconds that the healed fleet gets to finish everything."""
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=5)
     given = parser.parse_args(arguments)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _interrupt)
@@ -126,12 +126,12 @@ def _stop(environment: Environment, fleet: Fleet) -> list[Violation]:
     pids = [member.process.pid for member in fleet.members if member.process is not None]
     for member in fleet.members:
         fleet.terminate(member)
-    deadline = boot_clock() + SHUTDOWN
+    deadline = boot_clock() + SHUTDOWN + UNHURRIED
     while any(member.process is not None for member in fleet.members) and boot_clock() < deadline:
         wait(0.05)
         fleet.reap()
     found = [
-        Violation("shutdown", f"worker {member.name} has not ended {SHUTDOWN:g} s after SIGTERM")
+        Violation("shutdown", f"worker {member.name} has not ended {SHUTDOWN + UNHURRIED:g} s after SIGTERM")
         for member in fleet.members
         if member.process is not None
     ]

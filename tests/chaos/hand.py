@@ -17,6 +17,7 @@ from typing import Any
 
 import psycopg
 
+from orchestrator.database.transient import transient
 from orchestrator.domain.outcome import RetryPolicy
 from orchestrator.errors import Conflict, DatabaseUnavailable, NotFound
 from orchestrator.liveness import boot_clock
@@ -42,6 +43,10 @@ class Deed:
     reason: str
     tasks: tuple[int, ...]
     sure: bool
+
+
+class Nobody(Exception):
+    """There is no place of the fleet that the act could hit, or no task."""
 
 
 @dataclass
@@ -71,12 +76,13 @@ class Hand:
             (3, "stop long", lambda: self._stop(LONG)),
             (2, "freeze network shortly", lambda: self._network("freeze", SHORT)),
             (3, "freeze network long", lambda: self._network("freeze", LONG)),
-            (2, "swallow answers", lambda: self._network("mute", LONG)),
+            (2, "swallow answers", self._swallow),
             (3, "cut network", self._cut),
             (2, "refuse connections", lambda: self._network("refuse", LONG)),
             (1, "restart database", self._restart),
             (3, "terminate backends", self._terminate_backends),
             (3, "deploy", self._deploy),
+            (1, "deploy without network", self._deploy_without_network),
             (5, "cancel", self._cancel),
             (4, "retry", self._retry),
             (1, "prune", self._prune),
@@ -92,7 +98,6 @@ class Hand:
                 self._fill()
                 weights = [weight for weight, _, _ in self._acts]
                 ((_, name, act),) = self.random.choices(self._acts, weights)
-                say(f"{name}")
                 self._try(name, act)
                 next_act = boot_clock() + self.random.uniform(0.2, 1.2)
             wait(0.05)
@@ -120,9 +125,12 @@ class Hand:
     def _try(self, name: str, act: Callable[[], None]) -> None:
         try:
             act()
+        except Nobody:
+            say(f"{name}: nobody is free for it")
         except (DatabaseUnavailable, psycopg.OperationalError) as error:
-            say(f"  {name}: {str(error).splitlines()[0]}")
+            say(f"{name}: {str(error).splitlines()[0]}")
         else:
+            say(name)
             self.done[name] += 1
 
     # -- faults -------------------------------------------------------------------------------------------------------
@@ -135,7 +143,7 @@ class Hand:
     def _hit(self, seconds: float, begin: Callable[[Member], None], undo: Callable[[Member], None]) -> None:
         member = self._victim()
         if member is None:
-            return
+            raise Nobody
         member.busy = True
         begin(member)
 
@@ -160,11 +168,27 @@ class Hand:
             self.random.uniform(*span), lambda member: getattr(member.proxy, how)(), lambda member: member.proxy.thaw()
         )
 
+    def _swallow(self) -> None:
+        def undo(member: Member) -> None:
+            member.proxy.cut()  # what was swallowed never comes; a connection that lost bytes does not live on
+            member.proxy.thaw()
+
+        self._hit(self.random.uniform(*LONG), lambda member: member.proxy.mute(), undo)
+
     def _cut(self) -> None:
         self._hit(0.0, lambda member: member.proxy.cut(), lambda _member: None)
 
     def _deploy(self) -> None:
         self._hit(0.0, self.fleet.terminate, lambda _member: None)
+
+    def _deploy_without_network(self) -> None:
+        how = self.random.choice(["freeze", "refuse"])
+
+        def begin(member: Member) -> None:
+            getattr(member.proxy, how)()
+            self.fleet.terminate(member)
+
+        self._hit(self.random.uniform(*LONG), begin, lambda member: member.proxy.thaw())
 
     def _restart(self) -> None:
         began = boot_clock()
@@ -231,12 +255,13 @@ class Hand:
 
     def _operate(self, action: str, ids: list[int]) -> None:
         if not ids:
-            return
+            raise Nobody
         reason = f"chaos {next(self._number)}"
         operations = self._orchestrator.operations
         try:
             method = operations.cancel if action == "cancel" else operations.retry
-            changed = method(TaskFilter(ids=ids), actor="chaos", reason=reason)
+            wanted = TaskFilter(ids=ids)
+            changed = transient(lambda: method(wanted, actor="chaos", reason=reason), give_up_after=0)
         except (NotFound, Conflict):
             self.deeds.append(Deed(action, reason, (), True))
         except Exception:
@@ -249,7 +274,7 @@ class Hand:
 
     def _prune(self) -> None:
         self.kept.update((task["id"], task) for task in ended(self.environment))
-        self._retention.prune(PRUNE_AGE, kinds=("tasks",), actor="chaos")
+        transient(lambda: self._retention.prune(PRUNE_AGE, kinds=("tasks",), actor="chaos"), give_up_after=0)
 
 
 def ended(environment: Environment) -> list[dict[str, Any]]:

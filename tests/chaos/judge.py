@@ -6,6 +6,7 @@ difference is measured, and ``SLACK`` is what measuring and hundredths of second
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -19,8 +20,11 @@ from tests.chaos.ledger import Ledger, Signs, read
 
 SLACK = 0.1
 ENDED = ("done", "failed", "cancelled")
+UNREACHABLE = 6
 SHUTDOWN = GRACE + 5.0
 """Seconds in which a worker that was told to stop has ended."""
+UNHURRIED = 5.0
+"""Seconds on top of that: the machine is busy, and processes are collected now and then."""
 ODD_LINES = 40
 """Lines of a worker's log, beside those of its tasks, for each thing that was done to it."""
 
@@ -209,9 +213,17 @@ class Judge:
                 yield Violation("audit", f"{deed.action} ({deed.reason}) changed {deed.tasks}, audited {found}")
 
     def _exits(self) -> Iterator[Violation]:
+        registered = {worker["pid"] for worker in self.workers.values()}
         for each in self.fleet.exits:
-            if each.asked is not None and each.code != 0:
+            if each.asked is None:
+                continue
+            # Before it was a worker it ends like any program that is told to, or finds no database (6, then it is
+            # started again).
+            early = each.code in (-signal.SIGTERM, UNREACHABLE) and each.pid not in registered
+            if each.code != 0 and not early:
                 yield Violation("exit code", f"worker {each.name} pid {each.pid} ended with {each.code}")
+            if each.seconds > SHUTDOWN + UNHURRIED:
+                yield Violation("shutdown", f"worker {each.name} pid {each.pid} took {each.seconds:.1f} s")
 
     def _logs(self) -> Iterator[Violation]:
         for member in self.environment.logs.glob("*.log"):
