@@ -488,6 +488,7 @@ class Worker:
 
     def _leave(self, code: int) -> None:
         try:
+            self._observers.tell("leaving")
             if self._desk.worker is not None:
                 end_agents(self._desk.worker, 0.0)
         finally:

@@ -56,6 +56,9 @@ class Observer:
     def stopping(self, why: str) -> None:
         """The worker claims no more."""
 
+    def leaving(self) -> None:
+        """The process ends at once. May be in a signal handler: only what is safe there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Watched:
