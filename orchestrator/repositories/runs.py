@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC
 from typing import Any
 
 from sqlalchemy import (
@@ -17,7 +18,6 @@ from sqlalchemy import (
     Engine,
     any_,
     bindparam,
-    literal,
     select,
     update,
 )
@@ -103,11 +103,19 @@ class RunRepository:
             if not _refused_value(error):
                 raise
             if len(batch) == 1:
-                log.warning("the database refused a value of task %s: %s", batch[0].claim.task_id, error.orig)
-                return self._record_once([_plain(batch[0], str(error.orig))])
+                return self._record_plain(batch[0], error)
         middle = len(batch) // 2
         first, second = self._record(batch[:middle]), self._record(batch[middle:])
         return Batch(first.recorded + second.recorded, first.wake | second.wake)
+
+    def _record_plain(self, ended: Ended, error: DBAPIError) -> Batch:
+        log.warning("the database refused a value of task %s: %s", ended.claim.task_id, error.orig)
+        try:
+            return self._record_once([_plain(ended, str(error.orig))])
+        except DBAPIError as again:
+            if not _refused_value(again):
+                raise
+            return self._record_once([_bare(ended, str(again.orig))])
 
     def _record_once(self, batch: list[Ended]) -> Batch:
         ids = [ended.claim.task_id for ended in batch]
@@ -192,7 +200,15 @@ def _keep_late(session: Session, ended: Ended) -> Recorded:
         )
         return Recorded(claim.task_id, claim.attempt, None, late=True)
     taken_back = run[1] == OutcomeClass.LOST or run[2] == "handed_back"
-    if run[3] == claim.claimed_by and not taken_back:
+    if run[3] != claim.claimed_by:
+        log.warning(
+            "task %s attempt %s was not that of worker %s: its outcome has no place",
+            claim.task_id,
+            claim.attempt,
+            claim.claimed_by,
+        )
+        return Recorded(claim.task_id, claim.attempt, None, late=True)
+    if not taken_back:
         return Recorded(claim.task_id, claim.attempt, TaskStatus(run[5]))
     late: dict[str, Any] = {
         "status": outcome.status.value,
@@ -210,7 +226,7 @@ def _keep_late(session: Session, ended: Ended) -> Recorded:
             "cost_usd": outcome.usage.cost_usd,
         }
     session.execute(
-        update(Run).where(Run.id == run[0], Run.late.is_(None), literal(taken_back)).values(late=late),
+        update(Run).where(Run.id == run[0], Run.late.is_(None)).values(late=late),
         execution_options={"synchronize_session": False},
     )
     return Recorded(claim.task_id, claim.attempt, None, late=True)
@@ -227,8 +243,35 @@ def _refused_value(error: DBAPIError) -> bool:
     return state[:2] in ("22", "54") or state == "23514"
 
 
+def _fine(ended: Ended) -> bool:
+    """Whether nothing has to be replaced, as nearly always: looked at once, it costs a fraction of the replacing."""
+    outcome, usage = ended.outcome, ended.outcome.usage
+    texts = [outcome.cause, outcome.message, outcome.session, ended.worker, ended.host, *outcome.notes]
+    numbers: list[tuple[Any, float]] = [(getattr(outcome, name), most) for name, most in _NUMBERS]
+    if usage is not None:
+        texts += [usage.cost_source, usage.counter, usage.model]
+        numbers += [(getattr(usage, name), most) for name, most in _USED]
+    for value, most in numbers:
+        # True and 15.0 are no integers, and NaN is within no limits.
+        if value is not None and not (type(value) in (int, type(most)) and -most <= value <= most):
+            return False
+    try:
+        return (
+            not storable_text("\n".join([text for text in texts if text]))[1]
+            and (outcome.retry_at is None or outcome.retry_at.tzinfo is not None)
+            and (outcome.result is None or not storable_json(outcome.result)[1])
+            and (usage is None or usage.carry is None or not storable_json(usage.carry)[1])
+        )
+    except InvalidInput:
+        return False
+
+
 def _storable(ended: Ended) -> Ended:
+    """*ended* as the columns take it: what they would refuse is replaced, and the run says so."""
+    if _fine(ended):
+        return ended
     outcome = ended.outcome
+    notes = list(outcome.notes)
     replaced = False
 
     def clean(value: str | None) -> str | None:
@@ -239,54 +282,114 @@ def _storable(ended: Ended) -> Ended:
         replaced = replaced or changed
         return value
 
+    def number(name: str, value: float | None, most: float) -> Any:
+        if value is None:
+            return None
+        if type(value) in (int, float) and -most <= value <= most:
+            return value if type(most) is float else round(value)
+        notes.append(f"{name} was {_short(value)} and is left out")
+        return None
+
     cause, message, session = clean(outcome.cause), clean(outcome.message), clean(outcome.session)
-    notes = tuple(clean(note) or "" for note in outcome.notes)
+    worker, host = clean(ended.worker), clean(ended.host)
+    notes = [clean(note) or "" for note in notes]
     result = outcome.result
     if result is not None:
         try:
             result, changed = storable_json(result)
         except InvalidInput as error:
-            result, changed = repr(result), True
-            notes = (*notes, f"the result is not JSON and is kept as text: {error.message}")
+            result, changed = storable_text(repr(result))[0], True
+            notes.append(f"the result is not JSON and is kept as text: {error.message}")
         replaced = replaced or changed
-    if not replaced:
-        return ended
+    usage = outcome.usage
+    used: dict[str, Any] = {}
+    if usage is not None:
+        used = {name: number(name, getattr(usage, name), most) for name, most in _USED}
+        used |= {name: clean(getattr(usage, name)) for name in ("cost_source", "counter", "model")}
+        if usage.carry is not None:
+            try:
+                used["carry"] = storable_json(usage.carry)[0]
+            except InvalidInput as error:
+                used["carry"] = None
+                notes.append(f"what the meter keeps is not JSON and is left out: {error.message}")
+    numbers = {name: number(name, getattr(outcome, name), most) for name, most in _NUMBERS}
+    retry_at = outcome.retry_at
+    if retry_at is not None and retry_at.tzinfo is None:
+        retry_at = retry_at.replace(tzinfo=UTC)
+    if replaced:
+        notes.append("characters that the database cannot hold were replaced")
+    numbers["elapsed"] = numbers["elapsed"] or 0.0
+    outcome = replace(
+        outcome,
+        cause=cause,
+        message=message,
+        session=session,
+        result=result,
+        usage=None if usage is None else replace(usage, **used),
+        retry_at=retry_at,
+        notes=tuple(notes),
+        transcript=replace(outcome.transcript, replaced=True) if replaced else outcome.transcript,
+        **numbers,
+    )
+    return Ended(ended.claim, outcome, worker, host)
+
+
+def _short(value: object) -> str:
+    """*value* for a note. The digits of a huge integer are not worth their length, and Python may refuse to print them."""
+    try:
+        text = storable_text(repr(value))[0]
+    except ValueError:
+        return "a number with thousands of digits"
+    return text if len(text) <= 100 else f"{text[:100]}…"
+
+
+# Limits of numbers: of the columns (integers), and of seconds and USD (thirty years, a thousand millions).
+_INTEGER, _BIGINT, _LARGEST = 2**31 - 1, 2**63 - 1, 1e9
+_USED = (
+    ("input_tokens", _BIGINT),
+    ("output_tokens", _BIGINT),
+    ("total_tokens", _BIGINT),
+    ("turns", _INTEGER),
+    ("cost_usd", _LARGEST),
+)
+_NUMBERS = (
+    ("exit_code", _INTEGER),
+    ("signal", _INTEGER),
+    ("retry_after", _LARGEST),
+    ("elapsed", _LARGEST),
+)
+
+
+def _plain(ended: Ended, why: str) -> Ended:
+    """The same outcome with all its text as short plain ASCII, for a value that was refused."""
+    outcome = ended.outcome
+
+    def plain(value: str | None) -> str | None:
+        return None if value is None else ascii(value)[1:-1][:PLAIN_MAX]
+
     return replace(
         ended,
         outcome=replace(
             outcome,
-            cause=cause,
-            message=message,
-            session=session,
-            result=result,
-            notes=(*notes, "characters that the database cannot hold were replaced"),
-            transcript=replace(outcome.transcript, replaced=True),
-        ),
-    )
-
-
-def _plain(ended: Ended, why: str) -> Ended:
-    """The same outcome with everything that could be refused written as plain ASCII text."""
-    outcome = ended.outcome
-
-    def plain(value: str | None) -> str | None:
-        return None if value is None else value.encode("ascii", "backslashreplace").decode()
-
-    result = None if outcome.result is None else ascii(outcome.result)
-    return replace(
-        ended,
-        outcome=Outcome(
-            outcome.status,
             cause=plain(outcome.cause),
             message=plain(outcome.message),
-            result=result,
-            exit_code=outcome.exit_code,
-            signal=outcome.signal,
+            result=None if outcome.result is None else ascii(outcome.result)[:PLAIN_MAX],
             session=plain(outcome.session),
+            transcript=replace(outcome.transcript, replaced=True),
             notes=(f"the database refused a value; stored as plain text: {plain(why)}",),
-            elapsed=outcome.elapsed,
         ),
     )
+
+
+def _bare(ended: Ended, why: str) -> Ended:
+    """What must be recorded in any case: the class. The last resort."""
+    outcome = ended.outcome
+    note = f"the database refused the outcome; only its class is stored: {ascii(why)[1:-1][:PLAIN_MAX]}"
+    return Ended(ended.claim, Outcome(outcome.status, notes=(note,)))
+
+
+PLAIN_MAX = 1_000_000
+"""Characters that are kept of a text that the database refused."""
 
 
 __all__ = ["Batch", "Ended", "Recorded", "RunRepository"]

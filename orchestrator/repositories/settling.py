@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import (
     ARRAY,
+    CTE,
     BigInteger,
     Boolean,
     Double,
@@ -192,6 +193,9 @@ def write(session: Session, endings: Sequence[Ending], families: Iterable[int] |
                 done.append(task_id)
             elif settlement.status in (TaskStatus.FAILED, TaskStatus.CANCELLED):
                 stopped[task_id] = settlement.status
+    if done and stopped:
+        # Both at once and in id order: one after the other, two recorders could wait for each other's children.
+        _lock_families(session, done, list(stopped))
     if done:
         wake |= wake_families(session, done)
     if stopped:
@@ -280,6 +284,17 @@ def wake_families(session: Session, done: Sequence[int]) -> set[str]:
     return unblock(session, children)
 
 
+def _lock_families(session: Session, done: Sequence[int], stopped: Sequence[int]) -> None:
+    children = select(Dependency.task_id).where(Dependency.depends_on == any_(_ids([*done, *stopped])))
+    below = _below(stopped)
+    session.execute(
+        select(Task.id)
+        .where(Task.id.in_(children.union(select(below.c.task_id))), Task.status == TaskStatus.BLOCKED)
+        .order_by(Task.id)
+        .with_for_update(key_share=True, of=Task)
+    ).all()
+
+
 def unblock(session: CallerSession, children: Sequence[int]) -> set[str]:
     """Move *children*, already locked, from blocked to pending where every parent is done; return their agents."""
     parent = aliased(Task)
@@ -302,25 +317,19 @@ def close_families(session: CallerSession, stopped: Mapping[int, TaskStatus]) ->
 
     A descendant of several is told of the one with the smallest id. Returns the ids that were cancelled.
     """
-    roots = (
-        select(Dependency.task_id, Dependency.depends_on.label("root"))
-        .where(Dependency.depends_on == any_(_ids(list(stopped))))
-        .cte("descendants", recursive=True)
-    )
-    further = aliased(Dependency)
-    descendants = roots.union(select(further.task_id, roots.c.root).where(further.depends_on == roots.c.task_id))
-    pairs = session.execute(
-        select(descendants.c.task_id, func.min(descendants.c.root)).group_by(descendants.c.task_id)
-    ).all()
-    if not pairs:
-        return []
-    root_of: dict[int, int] = {child: root for child, root in pairs}  # noqa: C416 - rows, not pairs
-    locked = session.scalars(
-        select(Task.id)
-        .where(Task.id == any_(_ids(sorted(root_of))), Task.status.in_([TaskStatus.BLOCKED]))
-        .order_by(Task.id)
-        .with_for_update(key_share=True)
-    ).all()
+    root_of: dict[int, int] = {}
+    locked: set[int] = set()
+    while new := _descendants(session, stopped).items() - root_of.items():
+        root_of |= dict(new)
+        locked |= set(
+            session.scalars(
+                select(Task.id)
+                .where(Task.id == any_(_ids(sorted(child for child, _ in new))), Task.status == TaskStatus.BLOCKED)
+                .order_by(Task.id)
+                .with_for_update(key_share=True)
+            )
+        )
+        # Once more: while we waited for a lock, whoever held it may have added a child below. Now nobody can.
     if not locked:
         return []
     labels = dict(
@@ -334,7 +343,7 @@ def close_families(session: CallerSession, stopped: Mapping[int, TaskStatus]) ->
         verb = stopped[root].value
         session.execute(
             update(Task)
-            .where(Task.id == any_(_ids([child for child in locked if root_of[child] == root])))
+            .where(Task.id == any_(_ids(sorted(child for child in locked if root_of[child] == root))))
             .values(
                 status=TaskStatus.CANCELLED,
                 finished_at=func.clock_timestamp(),
@@ -344,7 +353,33 @@ def close_families(session: CallerSession, stopped: Mapping[int, TaskStatus]) ->
             ),
             execution_options={"synchronize_session": False},
         )
-    return list(locked)
+    return sorted(locked)
+
+
+def _descendants(session: CallerSession, stopped: Iterable[int]) -> dict[int, int]:
+    """Every task that needs one of *stopped*, directly or not, with the smallest id of those that it needs."""
+    below = _below(list(stopped))
+    children: dict[int, list[int]] = {}
+    for child, parent in session.execute(
+        select(Dependency.task_id, Dependency.depends_on).where(Dependency.task_id.in_(select(below.c.task_id)))
+    ):
+        children.setdefault(parent, []).append(child)
+    root_of: dict[int, int] = {}
+    for root in sorted(stopped):
+        waiting = [root]
+        while waiting:
+            # Each dependency is followed once, however many stopped above it: who is reached first keeps its root.
+            for child in children.pop(waiting.pop(), ()):
+                if child not in root_of:
+                    root_of[child] = root
+                    waiting.append(child)
+    return root_of
+
+
+def _below(ids: Sequence[int]) -> CTE:
+    """Every task that needs one of *ids*, directly or not."""
+    below = select(Dependency.task_id).where(Dependency.depends_on == any_(_ids(ids))).cte("below", recursive=True)
+    return below.union(select(Dependency.task_id).where(Dependency.depends_on == below.c.task_id))
 
 
 def _ids(ids: Sequence[int]) -> Any:
