@@ -97,6 +97,16 @@ def test_what_a_lost_attempt_used_is_on_record(engine: Engine, orc: Orchestrator
     ]
 
 
+@pytest.mark.parametrize("end", ["UPDATE workers SET stopped_at = clock_timestamp()", "DELETE FROM workers"])
+def test_nobodys_tasks_are_taken_back(engine: Engine, orc: Orchestrator, end: str) -> None:
+    """A worker that signed off while its claim was still under way, one that a restored dump does not know: not stuck."""
+    other = register(engine)
+    add(engine)
+    TaskRepository(engine).claim(other, [Known("a")], 1)
+    query(engine, end)
+    assert [status for _, _, status in Sweeper(orc, liveness.identity()).sweep().taken_back] == ["pending"]
+
+
 def test_nobody_is_judged_in_the_dark(engine: Engine, orc: Orchestrator) -> None:
     """After an outage everybody is silent: without a witness nobody is dead, however long it was."""
     other = register(engine)

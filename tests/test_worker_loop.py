@@ -75,8 +75,8 @@ def test_it_never_holds_more_than_its_slots(engine: Engine, orc: Orchestrator, w
 
 
 def test_eight_workers_do_each_task_once(engine: Engine, database_url: str) -> None:
-    """Eight workers on one queue: 400 tasks, 400 runs, each of attempt 1."""
-    ids = add(engine, 400)
+    """Eight workers on one queue: 200 tasks, 200 runs, each of attempt 1."""
+    ids = add(engine, 200)
     orchestrators = [orchestrator(database_url) for _ in range(8)]
     agents = [FakeAgent() for _ in range(8)]
     workers = [Working(Worker(o, [a], 5), until_idle=True) for o, a in zip(orchestrators, agents, strict=True)]
@@ -87,8 +87,8 @@ def test_eight_workers_do_each_task_once(engine: Engine, database_url: str) -> N
     for each in orchestrators:
         each.close()
     assert Counter(task_id for agent in agents for task_id in agent.started) == Counter(ids)
-    assert query(engine, "SELECT count(*), max(attempt) FROM runs") == [(400, 1)]
-    assert statuses(engine) == {"done": 400}
+    assert query(engine, "SELECT count(*), max(attempt) FROM runs") == [(200, 1)]
+    assert statuses(engine) == {"done": 200}
 
 
 def test_only_its_own_agents_are_claimed(engine: Engine, orc: Orchestrator) -> None:
