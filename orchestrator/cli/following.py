@@ -186,7 +186,7 @@ class Following(Teller):
         self._place: dict[int, int] = {}
         self._here: set[int] = set()
         self._watched: Callable[[], Sequence[Watched]] = list
-        self._running: list[Watched] = []
+        self._heard: list[tuple[PlanTask, PlanTask]] = []
         self._moves = 0
         self._moved: dict[int, int] = {}
         self._elsewhere: set[tuple[int, int]] = set()
@@ -221,13 +221,14 @@ class Following(Teller):
         if now - self._looked_at > LOOK_AGAIN:
             # Lines ask for the view at every event; what agents say need not be gathered as often.
             self._looked_at = now
-            self._running = [] if self._ended.is_set() else list(self._watched())
+            heard = [] if self._ended.is_set() else [(self._known(w.claim.task_id), w) for w in self._watched()]
+            self._heard = [(task, _with(task, watched)) for task, watched in heard if task is not None]
         with self._lock:
             tasks = self._tasks.copy()
-            for watched in self._running:
-                place = self._place.get(watched.claim.task_id)
-                if place is not None and watched.claim.task_id in self._here:
-                    tasks[place] = _with(tasks[place], watched)
+            for known, told in self._heard:
+                place = self._place.get(known.id)
+                if place is not None and tasks[place] is known:
+                    tasks[place] = told
             return replace(
                 self._view,
                 tasks=tuple(tasks),
