@@ -81,6 +81,19 @@ def test_all_of_an_outcome_is_stored(made: Making) -> None:
     assert (row.finished_at, row.error_class, row.error_message) == (run.finished_at, None, None)
 
 
+def test_the_meter_goes_on_with_the_next_attempt(made: Making) -> None:
+    """What the meter must know of an attempt is in the next claim, and stays when an attempt says nothing of it."""
+    made.add(retry=RetryPolicy(0, 1, 0), max_retries=9)
+    carried: dict[str, Any] = {"amount": [1, None, 0.5], "ids": ["a"]}
+    found = []
+    for usage in (None, Usage(total_tokens=1, carry=carried), None, Usage(carry={"ids": [NUL]})):
+        (claim,) = made.claim()
+        found.append(claim.meter)
+        made.end(claim, replace(CRASHED, usage=usage))
+    assert found == [None, None, carried, carried]
+    assert made.row(1).meter == {"ids": [MARK]}
+
+
 def test_what_is_unknown_is_null(made: Making) -> None:
     """An outcome that says nothing but its class leaves nulls, not zeros and not empty texts."""
     run = made.runs.record_run(claimed(made), Outcome(OutcomeClass.DONE))

@@ -655,6 +655,7 @@ _USAGE = (
     "counter",
     "turns",
     "model",
+    "carry",
 )
 
 
