@@ -382,6 +382,9 @@ class Worker:
         for attempt in attempts:
             if self._stop_new is not None:
                 attempt.stop.request(*self._stop_new)
+            elif attempt.claim.claimed_by != self._desk.worker:
+                # The answer to its claim was held up until this process had died and gone on as another worker.
+                attempt.stop.request(OutcomeClass.LOST, "its worker was declared dead")
             attempt.task = loop.create_task(self._execute(attempt))
             if self._observers:
                 self._observers.tell("started", attempt.claim)
