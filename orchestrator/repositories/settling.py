@@ -94,6 +94,7 @@ _MOVE: tuple[tuple[str, Any], ...] = (
     ("error_class", Text()),
     ("error_cause", Text()),
     ("error_message", Text()),
+    ("meter", JSONB()),
 )
 
 
@@ -154,6 +155,8 @@ def _build_write() -> Any:
             error_cause=new.c.error_cause,
             error_message=new.c.error_message,
             session=func.coalesce(new.c.session, Task.session),
+            # What the next attempt of a resumed session is counted from; an attempt that says nothing leaves it.
+            meter=func.coalesce(new.c.meter, Task.meter),
             live_usage=null(),
         )
         .returning(Task.id)
@@ -248,6 +251,8 @@ def _row(ending: Ending) -> dict[str, Any]:
             "counter": usage.counter,
             "usage_complete": usage.complete,
         }
+        if usage.carry is not None:
+            row["meter"] = usage.carry
     if settlement.at is not None:
         row["reset_at"] = settlement.at.isoformat()
     if settlement.limited_since is not None:
