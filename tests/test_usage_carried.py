@@ -39,7 +39,7 @@ def test_two_attempts_of_one_session_add_up(orc: Orchestrator, engine: Engine, k
             "retry": {"initial": 0.01, "max": 0.01},
         },
         local=False,
-        base_dir=STREAMS,
+        base_dir=str(STREAMS),
         line=0,
     )
     task = orc.add(kind)
