@@ -222,7 +222,8 @@ class Judge:
             early = each.code in (-signal.SIGTERM, UNREACHABLE) and each.pid not in registered
             if each.code != 0 and not early:
                 yield Violation("exit code", f"worker {each.name} pid {each.pid} ended with {each.code}")
-            if each.seconds > SHUTDOWN + UNHURRIED:
+            stood_still = any(end > each.asked for _, end in self.fleet.frozen.get(each.pid, []))
+            if each.seconds > SHUTDOWN + UNHURRIED and not stood_still:
                 yield Violation("shutdown", f"worker {each.name} pid {each.pid} took {each.seconds:.1f} s")
 
     def _logs(self) -> Iterator[Violation]:
