@@ -7,8 +7,10 @@ import sys
 
 def main() -> int:
     """Run the command line; the return value is the exit code."""
-    from orchestrator.cli.app import main as run
-
+    try:
+        from orchestrator.cli.app import main as run
+    except KeyboardInterrupt:
+        return 130
     return run()
 
 

@@ -220,7 +220,7 @@ def test_filters_find_hostile_names_and_take_them_literally(cli: Cli) -> None:
 
 def test_what_an_agent_said_reaches_the_screen_harmlessly(cli: Cli, making: Making) -> None:
     """Escape sequences in output are escapes on a screen, and as they were with --raw and --json."""
-    evil = "\x1b[2J\x1b]0;t\x07ok\rsucceeded\n[/red]\n"
+    evil = "\x7f\x1b[2J\x1b]0;t\x07ok\rsucceeded\n[/red]\n"
     task_id = making.add()
     (claim,) = making.claim()
     _say(making, claim, evil)

@@ -45,7 +45,7 @@ COMMANDS: dict[str, Place] = {
     "list": Place(LOOK, "looking", "List tasks, newest first."),
     "show": Place(LOOK, "looking", "Show a task: who, when, why, and what to do next."),
     "runs": Place(LOOK, "looking", "List the ended attempts of a task, the first one first."),
-    "logs": Place(LOOK, "looking", "Print what an attempt said."),
+    "logs": Place(LOOK, "logs", "Print what an attempt said."),
     "status": Place(LOOK, "looking", "Show the queue in a few lines."),
     "alerts": Place(LOOK, "looking", "List what a person should look at; exit 1 if there is any."),
     "dashboard": Place(LOOK, "looking", "Show the queue live."),
