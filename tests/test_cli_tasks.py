@@ -231,7 +231,7 @@ def test_what_an_agent_said_reaches_the_screen_harmlessly(cli: Cli, making: Maki
         assert "[/red]" in said
         assert not CONTROL.search(said.replace("\n", ""))
     assert cli("logs", str(task_id), "--raw").out == evil
-    events = [json.loads(line) for line in cli("logs", str(task_id), "--json").out.splitlines()]
+    events = [strict(line) for line in cli("logs", str(task_id), "--json").out.splitlines()]
     assert "".join(event["text"] for event in events) == evil
 
 
