@@ -1,7 +1,7 @@
 """What a command prints: one JSON document or lines for people on stdout, everything else on stderr.
 
-Foreign text reaches a terminal only through ``dashboard.text.clean`` or as JSON, whose every character outside ASCII,
-and DEL, is escaped: so nothing in it is a control sequence, and all of it can be got back.
+Foreign text reaches a terminal only through ``dashboard.text.clean`` or as JSON, whose every character but printable
+ASCII is escaped: so nothing in it is a control sequence, and all of it can be got back.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
     """Return *value* as JSON in ASCII without control characters."""
-    text = json.dumps(value, ensure_ascii=True, allow_nan=False, indent=indent, default=_plain)
-    return text.replace("\x7f", "\\u007f")
+    return json.dumps(value, ensure_ascii=True, allow_nan=False, indent=indent, default=_plain)
 
 
 def _plain(value: Any) -> Any:
