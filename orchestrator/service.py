@@ -43,6 +43,7 @@ from orchestrator.repositories import CallerSession
 from orchestrator.repositories.adding import Added, AddingRepository, after_commit, ready_agents
 from orchestrator.repositories.agents import AgentRepository
 from orchestrator.repositories.audit import AuditRepository
+from orchestrator.repositories.diagnosis import DiagnosisRepository
 from orchestrator.repositories.events import EventRepository
 from orchestrator.repositories.minutes import MinuteRepository
 from orchestrator.repositories.operations import OperationsRepository
@@ -100,6 +101,7 @@ class Orchestrator:
         self.agent_states = AgentRepository(self._engine)
         self.audit = AuditRepository(self._engine)
         self.reading = ReadingRepository(self._engine)
+        self.diagnosis = DiagnosisRepository(self._engine)
         self.retention = RetentionRepository(self._engine)
         self.snapshots = SnapshotRepository(self._engine)
         self._notifier = Notifier(self._engine)

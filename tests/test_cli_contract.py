@@ -24,6 +24,7 @@ FINE: dict[str, tuple[str, ...]] = {
     "list": ("list", "--status", "pending,done", "--search", "x", "--tag", "a=b"),
     "show": ("show", "1"),
     "runs": ("runs", "1"),
+    "why": ("why", "1"),
     "status": ("status",),
     "alerts": ("alerts",),
     "dashboard": ("dashboard", "--once"),
@@ -49,6 +50,7 @@ FINE: dict[str, tuple[str, ...]] = {
 NOT_FOUND = {
     "show": ("show", "999"),
     "runs": ("runs", "999"),
+    "why": ("why", "999"),
     "logs": ("logs", "999"),
     "cancel": ("cancel", "999"),
     "retry": ("retry", "999"),
@@ -66,6 +68,7 @@ BAD = {
     "list": ("list", "--status", "finished"),
     "show": ("show", "x"),
     "runs": ("runs",),
+    "why": ("why", "x"),
     "logs": ("logs", "-1"),
     "status": ("status", "--bogus"),
     "alerts": ("alerts", "extra"),

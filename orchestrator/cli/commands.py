@@ -46,6 +46,7 @@ COMMANDS: dict[str, Place] = {
     "show": Place(LOOK, "looking", "Show a task: who, when, why, and what to do next."),
     "runs": Place(LOOK, "looking", "List the ended attempts of a task, the first one first."),
     "logs": Place(LOOK, "logs", "Print what an attempt said."),
+    "why": Place(LOOK, "diagnosing", "Say why a task does not run, or what it is doing."),
     "status": Place(LOOK, "looking", "Show the queue in a few lines."),
     "alerts": Place(LOOK, "looking", "List what a person should look at; exit 1 if there is any."),
     "dashboard": Place(LOOK, "looking", "Show the queue live."),
@@ -69,7 +70,6 @@ COMMANDS: dict[str, Place] = {
     "answer": Place(LATER, "later", "Answer the question of a task."),
     "limit": Place(LATER, "later", "Limit how much of an agent runs, its rate or its spend."),
     "schedule": Place(LATER, "later", "Add tasks by the clock."),
-    "why": Place(LATER, "later", "Say why a task does not run."),
     "metrics": Place(LATER, "later", "Print metrics as Prometheus text."),
     "doctor": Place(LATER, "later", "Look for what is wrong, with remedies."),
 }

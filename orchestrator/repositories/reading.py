@@ -63,7 +63,7 @@ class ReadingRepository:
     def task(self, task_id: int) -> dict[str, Any]:
         """The task object, with what its attempts used. Raises NotFound."""
         with bounded(self._sessions) as session:
-            return _objects(session, [_task(session, task_id)], full=True)[0]
+            return task_object(session, _task(session, task_id))
 
     def runs(self, task_id: int) -> list[dict[str, Any]]:
         """The run objects of a task, ascending by attempt; empty before its first attempt has ended. Raises NotFound."""
@@ -237,6 +237,11 @@ class ReadingRepository:
 # -- the parts ----------------------------------------------------------------------------------------------------
 
 
+def task_object(session: Session, task: Task) -> dict[str, Any]:
+    """The task object of *task*, with what its attempts used."""
+    return _objects(session, [task], full=True)[0]
+
+
 def _task(session: Session, task_id: int) -> Task:
     found = session.get(Task, task_id) if 0 < task_id < 2**63 else None
     if found is None:
@@ -369,4 +374,4 @@ def _int(value: Any) -> int | None:
     return None if value is None else int(value)
 
 
-__all__ = ["CostsBy", "ReadingRepository", "TaskFilter"]
+__all__ = ["CostsBy", "ReadingRepository", "TaskFilter", "task_object"]

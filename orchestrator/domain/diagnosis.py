@@ -1,0 +1,147 @@
+"""What ``why`` and ``doctor`` find: facts about one task as they were read, and the findings that people get to see.
+
+Facts are what the database says, without judgement; ``dashboard.why`` makes reasons of them. Instants are
+timezone-aware, unknown is None, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from orchestrator.domain.snapshot import Count
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """The last time that a person did a thing to a task or an agent."""
+
+    at: datetime
+    actor: str | None = None
+    reason: str | None = None
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """A worker that knows a task's agent, or that runs the task. ``plan``: it takes the tasks of this plan only.
+
+    ``state``: empty (well), ``silent``, ``draining`` or ``dead``; ``running`` counts the tasks that it holds.
+    """
+
+    name: str
+    host: str
+    pid: int
+    state: str
+    slots: int
+    running: int
+    renewed_at: datetime
+    plan: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Relative:
+    """Another task that matters: a parent, or the root of a chain of parents."""
+
+    id: int
+    agent: str
+    status: str
+    name: str | None = None
+    title: str | None = None
+    held: bool = False
+
+    @property
+    def called(self) -> str:
+        return self.name or self.title or self.agent
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFacts:
+    """All that bears on whether a task runs.
+
+    - ``task``: the task object of the contract; ``due`` from its row: whether its time has come, as a claim sees it
+    - ``local``: its agent is defined in a plan file, so that only a process that loaded the plan knows it
+    - ``ahead``: ready tasks of its agent that are claimed before it; ``ready`` all of them, itself included
+    - ``suspects_ahead``: of those that were lost with a worker before, which are taken one at a time
+    - ``workers``: live ones that know its agent, and ``owner`` the one that runs it
+    - ``parents``: the first of the tasks that it needs and that are not done, ``parent_count`` how many there are
+    - ``roots``: those at the far end of the chains, which wait for nothing but themselves
+    - ``ended_hour``: attempts of its agent that ended in the last hour
+    - ``top_priority``: the priority of the ready task that is claimed next
+    - ``last_run``: the run object of its newest ended attempt
+    - ``last_output``, ``percent``: what the running attempt said last
+    """
+
+    now: datetime
+    task: Mapping[str, Any]
+    due: bool = True
+    local: bool = False
+    superseded: bool = False
+    limited_count: int = 0
+    limited_since: datetime | None = None
+    pause: Deed | None = None
+    held: Deed | None = None
+    cancelled: Deed | None = None
+    workers: tuple[WorkerFacts, ...] = ()
+    owner: WorkerFacts | None = None
+    ahead: Count = Count()
+    ready: Count = Count()
+    suspects_ahead: Count = Count()
+    ended_hour: int | None = None
+    parents: tuple[Relative, ...] = ()
+    parent_count: Count = Count()
+    roots: tuple[Relative, ...] = ()
+    top_priority: int | None = None
+    last_run: Mapping[str, Any] | None = None
+    last_output: str | None = None
+    last_output_at: datetime | None = None
+    percent: float | None = None
+    needed_by: Count = Count()
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why something is as it is. ``reason`` is the code, ``number`` what it is about, ``unit`` what the number counts.
+
+    ``command`` would change it, ``aim`` says what for (``to try now``). ``until``: it ends by itself then.
+    """
+
+    reason: str
+    text: str
+    number: float | int | None = None
+    unit: str | None = None
+    command: str | None = None
+    aim: str | None = None
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The answer of ``why``: verdict, reasons with the binding one first, and what was checked and is not the cause.
+
+    ``kind`` is what the task is on a screen (``ready``, ``held``, …); ``next`` is the command to go on with.
+    """
+
+    id: int
+    status: str
+    kind: str
+    called: str
+    verdict: str
+    reasons: tuple[Reason, ...] = ()
+    not_the_cause: tuple[str, ...] = ()
+    next: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check of ``doctor``. ``state``: ok, warning or error; ``remedy`` says what to do about it."""
+
+    check: str
+    state: str
+    text: str
+    remedy: str | None = None
+
+
+__all__ = ["Check", "Deed", "Diagnosis", "Reason", "Relative", "TaskFacts", "WorkerFacts"]
