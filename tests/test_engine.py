@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg import pq
 from sqlalchemy import Engine, text
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -178,7 +178,7 @@ def test_a_read_only_server_loses_its_connections(database_url: str) -> None:
 
 
 def test_reset_connections_are_replaced(database_url: str) -> None:
-    """One failed statement, then the pool is new: no ping before every unit is needed."""
+    """What ended in its idle time is replaced without a failed statement, and without a ping before every unit."""
     with TcpProxy(database_url) as proxy:
         engine = make_engine(proxy.url, pool_size=3)
         try:
@@ -186,8 +186,6 @@ def test_reset_connections_are_replaced(database_url: str) -> None:
             for connection in connections:
                 connection.close()
             proxy.cut()
-            with pytest.raises(OperationalError), engine.connect() as connection:
-                connection.execute(text("SELECT 1"))
             for _ in range(3):
                 with engine.connect() as connection:
                     assert connection.scalar(text("SELECT 1")) == 1
@@ -228,8 +226,6 @@ def test_a_failover_finds_the_primary(test_folder: Path) -> None:
                 primary.kill()
                 with psycopg.connect(standby.url) as admin:
                     admin.execute("SELECT pg_promote()")
-                with pytest.raises(OperationalError), engine.connect() as connection:
-                    connection.execute(text("SELECT 1"))
                 with engine.connect() as connection:
                     assert connection.scalar(text("SHOW unix_socket_directories")) == str(standby.server.sock)
             finally:

@@ -220,6 +220,7 @@ def test_nobody_waits_for_ever_for_a_database_at_the_start(proxy: TcpProxy, orc:
     proxy.refuse()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("orchestrator.service.CLAIM_PATIENCE", 0.1)
+        patch.setattr("orchestrator.worker.loop.CLAIM_PATIENCE", 0.1)
         with pytest.raises(DatabaseUnavailable):
             Worker(orc, [FakeAgent()]).run()
 

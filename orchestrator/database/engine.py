@@ -16,7 +16,9 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from orchestrator.database.lines import SILENCE, Line
 from orchestrator.database.transient import stale_statement
@@ -88,11 +90,12 @@ def make_engine(
         creator=connect,
         pool_size=pool_size,
         max_overflow=0,
-        pool_pre_ping=False,  # a round trip for every unit; a lost connection is retried by ``transient`` instead
+        pool_pre_ping=False,  # a round trip for every unit; what ``_replace_ended`` misses is retried by ``transient``
         pool_use_lifo=True,
         use_native_hstore=False,  # would look the type up on the first connection
     )
     event.listen(engine, "handle_error", check)
+    event.listen(engine, "checkout", _replace_ended)
     return engine
 
 
@@ -225,3 +228,11 @@ def _leave_a_standby(context: ExceptionContext) -> None:
     """After a failover the old primary may come back read-only under connections that still work: drop them all."""
     if getattr(context.original_exception, "sqlstate", None) == "25006":
         context.is_disconnect = True
+
+
+def _replace_ended(connection: Line, record: ConnectionPoolEntry, _fairy: PoolProxiedConnection) -> None:
+    """A session that was ended in its idle time (an idle limit, an operator, a restart) costs nobody a failed unit."""
+    if not record.info.get("used"):
+        record.info["used"] = True  # it was made just now; the pool would give up after two dead ones
+    elif connection.ended():
+        raise DisconnectionError("the server has ended the session")

@@ -8,7 +8,7 @@ records, claims or renews. So after some silence the server is asked, on a new c
 from __future__ import annotations
 
 import contextlib
-import selectors
+import select
 import time
 from collections.abc import Generator
 from typing import Any, Self
@@ -50,6 +50,15 @@ class Line(psycopg.Connection[Any]):
             if not self.closed:
                 self.autocommit = False
         self.pooled = row is not None and row[0] != self.info.backend_pid
+
+    def ended(self) -> bool:
+        """Whether the server has ended this session while nobody used it. No round trip: it has said so, or closed it."""
+        try:
+            while _readable(self.pgconn.socket, 0):
+                self.pgconn.consume_input()
+        except psycopg.Error:
+            return True
+        return False
 
     def wait(self, gen: Generator[Any, Any, Any], *arguments: Any, **options: Any) -> Any:
         """As psycopg's; raises OperationalError, with the connection closed, when nobody answers any more."""
@@ -108,9 +117,9 @@ class Line(psycopg.Connection[Any]):
 
 def _readable(descriptor: int, seconds: float) -> bool:
     # Not select(): a worker with a thousand agents has file descriptors that are too large for it.
-    with selectors.DefaultSelector() as selector:
-        selector.register(descriptor, selectors.EVENT_READ)
-        return bool(selector.select(max(0.0, seconds)))
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(max(0.0, seconds * 1000)))
 
 
 __all__ = ["SILENCE", "Line"]

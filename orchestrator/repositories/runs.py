@@ -92,7 +92,8 @@ class RunRepository:
 
         What the database would refuse (NUL, lone surrogates, NaN) is replaced and noted beforehand. If it refuses a
         value all the same, the batch is halved until the value stands alone; there it is replaced: no neighbour waits
-        for it and nothing else of it is lost. At most one element for each (task, attempt).
+        for it and nothing else of it is lost. It is halved as well when it takes longer than the server allows. At most
+        one element for each (task, attempt).
         """
         return self._record([_storable(ended) for ended in batch])
 
@@ -100,10 +101,10 @@ class RunRepository:
         try:
             return self._record_once(batch)
         except DBAPIError as error:
-            if not _refused_value(error):
-                raise
-            if len(batch) == 1:
+            if len(batch) == 1 and _refused_value(error):
                 return self._record_plain(batch[0], error)
+            if len(batch) == 1 or not (_refused_value(error) or _too_long(error)):
+                raise
         middle = len(batch) // 2
         first, second = self._record(batch[:middle]), self._record(batch[middle:])
         return Batch(first.recorded + second.recorded, first.wake | second.wake)
@@ -233,6 +234,11 @@ def _keep_late(session: Session, ended: Ended) -> Recorded:
 
 
 # -- values that the database refuses -----------------------------------------------------------------------------
+
+
+def _too_long(error: DBAPIError) -> bool:
+    """A ``statement_timeout`` of the role ended the statement: half of the batch takes half of the time."""
+    return getattr(error.orig, "sqlstate", None) == "57014"
 
 
 def _refused_value(error: DBAPIError) -> bool:
