@@ -261,10 +261,10 @@ def test_a_short_walk(machine: type[States]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_long_walks(machine: type[States]) -> None:
-    """A hundred and fifty walks of sixty steps keep every invariant."""
+    """Sixty walks of fifty steps keep every invariant."""
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=150, stateful_step_count=60, deadline=None, database=None, suppress_health_check=QUIET
+            max_examples=60, stateful_step_count=50, deadline=None, database=None, suppress_health_check=QUIET
         ),
     )
