@@ -69,6 +69,7 @@ class Member:
     killed: bool = False
     asked: float | None = None
     starts: int = 0
+    log_began: int = 0
 
 
 @dataclass(slots=True)
@@ -97,6 +98,7 @@ class Fleet:
         command = [sys.executable, "-m", "orchestrator", "--config", str(self.environment.folder / "orchestrator.toml")]
         command += ["--database-url", member.proxy.url, "worker", "--name", member.name, "--concurrency", str(SLOTS)]
         with member.log.open("ab") as log:
+            member.log_began = log.tell()
             member.process = subprocess.Popen(
                 command,
                 cwd=ROOT,
@@ -109,6 +111,10 @@ class Fleet:
         self.environment.started.add(member.process.pid)
         member.killed, member.asked = False, None
         member.starts += 1
+
+    def works(self, member: Member) -> bool:
+        """Whether the process of a place has come so far that it works; one that only begins is no victim."""
+        return member.process is not None and b" start " in member.log.read_bytes()[member.log_began :]
 
     def reap(self) -> None:
         """Collect the workers that have ended."""

@@ -31,6 +31,8 @@ from tests.chaos.fleet import KINDS, LEASE, Fleet, Member
 BACKLOG = 40
 """Live tasks that the hand keeps up."""
 SHORT, LONG = (0.3, LEASE / 2), (LEASE + 1, LEASE * 2)
+STEPS = (0, 1, 2, 3, 5, 8, 15, 30, 60)
+"""How long agents work, in fifths of a second: many short ones, some for longer than a lease."""
 ENDINGS = ("done",) * 12 + ("later",) * 3 + ("transient", "permanent")
 PRUNE_AGE = 10.0
 
@@ -136,8 +138,8 @@ class Hand:
     # -- faults -------------------------------------------------------------------------------------------------------
 
     def _victim(self) -> Member | None:
-        """A place that nothing is done to, unless it is the last one."""
-        free = [member for member in self.fleet.members if not member.busy and member.process is not None]
+        """A place that works and that nothing is done to, unless it is the last one."""
+        free = [member for member in self.fleet.members if not member.busy and self.fleet.works(member)]
         return self.random.choice(free) if len(free) > 1 else None
 
     def _hit(self, seconds: float, begin: Callable[[Member], None], undo: Callable[[Member], None]) -> None:
@@ -226,7 +228,7 @@ class Hand:
         for number in range(choose.choice([1, 1, 1, 2, 3])):
             task: dict[str, Any] = {
                 "agent": choose.choice(KINDS),
-                "input": f"{choose.choice([0, 1, 2, 3, 5, 8, 15])} {choose.choice(ENDINGS)}",
+                "input": f"{choose.choice(STEPS)} {choose.choice(ENDINGS)}",
                 "max_retries": choose.choice([0, 1, 2, 3]),
                 "retry": RetryPolicy(0.2, 2.0, 1.0),
                 "priority": choose.choice([0, 0, 0, 1, 5]),

@@ -93,6 +93,8 @@ class Judge:
             yield Violation("terminal", "was added, and is neither there nor pruned", id_)
 
     def _counted(self) -> Iterator[Violation]:
+        rows = self.environment.rows("SELECT task_id, count(*) AS n FROM audit WHERE action = 'retry' GROUP BY 1")
+        retries = Counter({row["task_id"]: row["n"] for row in rows})
         for id_, task in self.tasks.items():
             attempts = [run["attempt"] for run in task["runs"]]
             if attempts != list(range(1, task["attempt"] + 1)):
@@ -100,8 +102,11 @@ class Judge:
             if task["max_retries"] is not None and task["retry_count"] > task["max_retries"]:
                 yield Violation("retries", f"{task['retry_count']} of {task['max_retries']}", id_)
             statuses = Counter(run["status"] for run in task["runs"])
-            if statuses["done"] > 1:
-                yield Violation("done once", f"{statuses['done']} runs are done", id_)
+            # A run that ended well while its task was being cancelled leaves it cancelled; a retry may do it again.
+            if statuses["done"] > 1 + retries[id_]:
+                yield Violation(
+                    "done once", f"{statuses['done']} runs are done, it was opened {retries[id_]} times", id_
+                )
             last = task["runs"][-1] if task["runs"] else None
             if task["status"] == "done" and (last is None or last["status"] != "done"):
                 yield Violation("done once", "is done without a last run that is", id_)
@@ -250,7 +255,11 @@ class Judge:
             "pruned": len(self.gone),
             "ledger_lines": self.ledger.lines,
             "executions": len(self.ledger.signs),
-            "workers_started": len(self.workers),
+            "processes_started": sum(member.starts for member in self.fleet.members),
+            "exits": dict(
+                sorted(Counter("killed" if e.asked is None else str(e.code) for e in self.fleet.exits).items())
+            ),
+            "workers_registered": len(self.workers),
             "workers_dead": sum(worker["dead_at"] is not None for worker in self.workers.values()),
             "slots": SLOTS * len(self.fleet.members),
         }
