@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import orchestrator
@@ -65,3 +66,16 @@ def test_every_test_that_the_docs_name_exists() -> None:
         named |= set(re.findall(r"`tests/(test_\w+\.py)", path.read_text()))
     missing = {name for name in named if not (ROOT / "tests" / name).exists()}
     assert not missing
+
+
+def test_every_dependency_has_its_reason_in_the_docs() -> None:
+    """docs/dependencies.md names each package that pyproject.toml asks for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [
+        *project["project"]["dependencies"],
+        *(each for extra in project["project"]["optional-dependencies"].values() for each in extra),
+        *project["dependency-groups"]["dev"],
+    ]
+    names = {re.split(r"[\[<>=~! ]", each)[0].lower() for each in wanted}
+    page = (ROOT / "docs" / "dependencies.md").read_text().lower()
+    assert not {name for name in names if name not in page}
