@@ -168,7 +168,7 @@ def test_a_stopped_worker_that_comes_back_changes_nothing(
         "UPDATE workers SET renewed_at = renewed_at - interval '1 hour', renewing_since = renewing_since - interval '1 hour'",
     )
     with orchestrator(database_url) as orc:
-        witness = orc.register(liveness.identity(), name="witness", slots=0, agents=[])
+        witness = orc.register(liveness.identity(), name="witness", slots=0, agents=[], lease=7200, heartbeat=3600)
         query(
             engine, "UPDATE workers SET renewing_since = renewing_since - interval '1 hour' WHERE id = :id", id=witness
         )
