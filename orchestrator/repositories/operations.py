@@ -38,7 +38,7 @@ from orchestrator.errors import Conflict, InvalidInput, NotFound
 from orchestrator.repositories.adding import lock_keys
 from orchestrator.repositories.audit import note
 from orchestrator.repositories.filters import TaskFilter, conditions
-from orchestrator.repositories.settling import close_families
+from orchestrator.repositories.settling import below, close_families
 
 BATCH = 500
 """Tasks of one transaction."""
@@ -323,9 +323,7 @@ def _cancel(
 
 def _descendants(session: Session, ids: Sequence[int]) -> list[int]:
     """Every task that needs one of *ids*, directly or not."""
-    below = select(Dependency.task_id).where(Dependency.depends_on == any_(_array(ids))).cte("below", recursive=True)
-    below = below.union(select(Dependency.task_id).where(Dependency.depends_on == below.c.task_id))
-    return list(session.scalars(select(below.c.task_id)))
+    return list(session.scalars(select(below(ids).c.task_id)))
 
 
 def _blocked_descendants(session: Session, ids: Sequence[int]) -> list[int]:
@@ -458,20 +456,20 @@ def _obstacle(
 def _revivable(session: Session, ids: Sequence[int]) -> set[int]:
     """Descendants of *ids* that were cancelled because of a parent; judged again under their locks."""
     child = Task.__table__.alias("child")
-    because = and_(
-        child.c.id == Dependency.task_id,
-        child.c.status == TaskStatus.CANCELLED.value,
-        child.c.error_cause.in_(PARENT_CAUSES),
-        child.c.superseded_at.is_(None),
+    # A scalar subquery and no EXISTS: that one becomes a join, which reads all tasks again at every level.
+    because = (
+        select(
+            and_(
+                child.c.status == TaskStatus.CANCELLED.value,
+                child.c.error_cause.in_(PARENT_CAUSES),
+                child.c.superseded_at.is_(None),
+            )
+        )
+        .where(child.c.id == Dependency.task_id)
+        .correlate(Dependency)
+        .scalar_subquery()
     )
-    below = (
-        select(Dependency.task_id)
-        .join(child, because)
-        .where(Dependency.depends_on == any_(_array(ids)))
-        .cte("below", recursive=True)
-    )
-    below = below.union(select(Dependency.task_id).join(child, because).where(Dependency.depends_on == below.c.task_id))
-    return set(session.scalars(select(below.c.task_id)))
+    return set(session.scalars(select(below(ids, because).c.task_id)))
 
 
 def _parents(session: Session, ids: Collection[int]) -> dict[int, list[int]]:

@@ -15,6 +15,7 @@ from sqlalchemy import (
     CTE,
     BigInteger,
     Boolean,
+    ColumnElement,
     Double,
     Integer,
     Text,
@@ -291,10 +292,10 @@ def wake_families(session: Session, done: Sequence[int]) -> set[str]:
 
 def _lock_families(session: Session, done: Sequence[int], stopped: Sequence[int]) -> None:
     children = select(Dependency.task_id).where(Dependency.depends_on == any_(_ids([*done, *stopped])))
-    below = _below(stopped)
+    found = below(stopped)
     session.execute(
         select(Task.id)
-        .where(Task.id.in_(children.union(select(below.c.task_id))), Task.status == TaskStatus.BLOCKED)
+        .where(Task.id.in_(children.union(select(found.c.task_id))), Task.status == TaskStatus.BLOCKED)
         .order_by(Task.id)
         .with_for_update(key_share=True, of=Task)
     ).all()
@@ -363,10 +364,16 @@ def close_families(session: CallerSession, stopped: Mapping[int, TaskStatus]) ->
 
 def _descendants(session: CallerSession, stopped: Iterable[int]) -> dict[int, int]:
     """Every task that needs one of *stopped*, directly or not, with the smallest id of those that it needs."""
-    below = _below(list(stopped))
+    found = below(list(stopped))
+    links = (
+        select(Dependency.depends_on)
+        .where(Dependency.task_id == found.c.task_id)
+        .offset(literal_column("0"))
+        .lateral("links")
+    )
     children: dict[int, list[int]] = {}
     for child, parent in session.execute(
-        select(Dependency.task_id, Dependency.depends_on).where(Dependency.task_id.in_(select(below.c.task_id)))
+        select(found.c.task_id, links.c.depends_on).select_from(found.join(links, true()))
     ):
         children.setdefault(parent, []).append(child)
     root_of: dict[int, int] = {}
@@ -381,14 +388,29 @@ def _descendants(session: CallerSession, stopped: Iterable[int]) -> dict[int, in
     return root_of
 
 
-def _below(ids: Sequence[int]) -> CTE:
-    """Every task that needs one of *ids*, directly or not."""
-    below = select(Dependency.task_id).where(Dependency.depends_on == any_(_ids(ids))).cte("below", recursive=True)
-    return below.union(select(Dependency.task_id).where(Dependency.depends_on == below.c.task_id))
+def below(ids: Sequence[int], *conditions: ColumnElement[bool]) -> CTE:
+    """Every task that needs one of *ids*, directly or not: a CTE with ``task_id``. Uses task_dependencies_depends_on.
+
+    *conditions* have to hold for each link, and speak of ``Dependency`` and of what they correlate with it.
+    """
+    found = (
+        select(Dependency.task_id)
+        .where(Dependency.depends_on == any_(_ids(ids)), *conditions)
+        .cte("below", recursive=True)
+    )
+    # OFFSET 0 keeps the planner from a join that reads all links again at every level: without statistics it would.
+    further = (
+        select(Dependency.task_id)
+        .where(Dependency.depends_on == found.c.task_id, *conditions)
+        .correlate(found)
+        .offset(literal_column("0"))
+        .lateral("further")
+    )
+    return found.union(select(further.c.task_id).select_from(found.join(further, true())))
 
 
 def _ids(ids: Sequence[int]) -> Any:
     return literal(list(ids), ARRAY(BigInteger))
 
 
-__all__ = ["Ending", "close_families", "unblock", "wake_families", "write"]
+__all__ = ["Ending", "below", "close_families", "unblock", "wake_families", "write"]
