@@ -368,6 +368,34 @@ def test_a_claim_whose_answer_was_lost_is_handed_back(
     assert len(agent.started) == 1
 
 
+def test_a_claim_that_is_still_under_way_is_not_handed_back(
+    engine: Engine, orc: Orchestrator, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit is made and its answer takes its time: however often it is looked at, the task stays with its worker."""
+    claim, owned = orc._tasks.claim, orc.owned
+    committed, looks, answer = threading.Event(), [0], threading.Event()
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        claimed = claim(*arguments, **options)
+        if claimed.claims:
+            committed.set()
+            assert answer.wait(30)
+        return claimed
+
+    def counted(worker: UUID) -> set[tuple[int, int]]:
+        looks[0] += committed.is_set()
+        return owned(worker)
+
+    monkeypatch.setattr(orc._tasks, "claim", slow)
+    monkeypatch.setattr(orc, "owned", counted)
+    add(engine)
+    with Working(Worker(orc, [FakeAgent()], heartbeat=0.02, watchdog=False)):
+        wait_until(lambda: looks[0] >= 4)
+        answer.set()
+        wait_until(lambda: statuses(engine) == {"done": 1})
+    assert query(engine, "SELECT attempt, status FROM runs") == [(1, "done")]
+
+
 def test_a_task_that_is_no_longer_ours_is_stopped(engine: Engine, orc: Orchestrator, wait_until: WaitUntil) -> None:
     """Somebody took the task back behind our back: reconciliation finds it and stops the agent as lost."""
     gate = Gate()

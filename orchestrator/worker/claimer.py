@@ -168,6 +168,13 @@ class Claimer:
         return self._claim(1, suspects=True)
 
     def _claim(self, limit: int, *, suspects: bool = False) -> int:
+        self._desk.claims_begun += 1
+        try:
+            return self._claim_now(limit, suspects)
+        finally:
+            self._desk.claims_ended += 1
+
+    def _claim_now(self, limit: int, suspects: bool) -> int:
         desk = self._desk
         worker = desk.worker
         if worker is None:

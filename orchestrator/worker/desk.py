@@ -35,6 +35,9 @@ class Desk:
         self.record_now = threading.Event()
         self.wanted = 1
         """So many slots must be free before the claimer is woken for them."""
+        self.claims_begun = 0
+        self.claims_ended = 0
+        """Claim calls, counted by the claimer; one has ended when what it took is in ``held``."""
         self.suspect: Key | None = None
         """The one held task that was lost by a worker before."""
 

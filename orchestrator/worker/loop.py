@@ -278,8 +278,9 @@ class Worker:
             await self._until(lambda: self._at_rest() or self._hurry, left, and_grace=self._grace)
         if not self._at_rest():
             self._stop_everything(OutcomeClass.INTERRUPTED, "the worker is shutting down")
-            await self._until(lambda: self._at_rest() or self._hurry, STOPPING)
-            if not self._at_rest():
+            # A claim that hangs in a dead network is not worth the time that agents get.
+            await self._until(lambda: self._at_rest() or self._hurry, STOPPING if self._desk.running > 0 else RECORDING)
+            if self._desk.running > 0:
                 await self._kill_everything()
                 await self._until(self._at_rest, KILLING)
             self._give_up_on_rest()

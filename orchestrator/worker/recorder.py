@@ -73,6 +73,7 @@ class Recorder:
         self.cancel_now = False
         self.spooled = 0
         self._unknown: set[Key] = set()
+        self._claims_then = 0
         self._complaints = Complaints(log)
         self._closing = False
         self._now = time.monotonic()
@@ -394,12 +395,15 @@ class Recorder:
             return
         before = {attempt.key for attempt in desk.attempts() if attempt.claim.claimed_by == worker}
         owned = once(lambda: self._orchestrator.owned(worker))
+        claims = desk.claims_begun
         foreign = [key for key in before - owned if key in desk.held and not desk.held[key].ended]
         if foreign:
             self._lost(foreign)
+        ended = desk.claims_ended
         unknown = owned - set(desk.held)
-        twice = sorted(unknown & self._unknown)
-        self._unknown = unknown
+        # A claim that was under way at the last look may have been the one that took them; it must have ended since.
+        twice = sorted(unknown & self._unknown) if ended >= self._claims_then else []
+        self._unknown, self._claims_then = unknown, claims
         if twice:
             log.warning("tasks %s are this worker's, but it never heard of its claim: handed back", twice)
             once(lambda: self._orchestrator.hand_back(worker, twice, "the answer to its claim was lost"))
