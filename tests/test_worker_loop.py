@@ -16,11 +16,11 @@ from sqlalchemy import Engine
 from orchestrator.agents.protocol import Live, Stop
 from orchestrator.domain.outcome import Claim, Outcome, Usage
 from orchestrator.domain.words import OutcomeClass, TaskStatus
-from orchestrator.errors import Conflict, InvalidInput, UnknownAgent
+from orchestrator.errors import Conflict, DatabaseUnavailable, InvalidInput, UnknownAgent
 from orchestrator.repositories.runs import Recorded
 from orchestrator.service import Orchestrator
 from orchestrator.settings import Settings
-from orchestrator.worker import Observer, Worker
+from orchestrator.worker import Observer, Worker, loop
 from tests.conftest import WaitUntil
 from tests.working import FakeAgent, Gate, Working, add, orchestrator, query, statuses
 
@@ -306,6 +306,29 @@ def test_an_operator_drains_a_worker(engine: Engine, orc: Orchestrator) -> None:
         working.join()
         assert working.result == 0
     assert statuses(engine) == {"done": 1}
+
+
+def test_a_claim_that_hangs_does_not_keep_the_worker(
+    engine: Engine, orc: Orchestrator, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a dead network the claim never comes back: with no agent at work nobody is killed for it, and the worker ends."""
+    hanging, go_on = threading.Event(), threading.Event()
+    killed: list[object] = []
+
+    def hang(*_: object, **__: object) -> object:
+        hanging.set()
+        go_on.wait()
+        raise DatabaseUnavailable("the network is dead")
+
+    monkeypatch.setattr(orc, "claim", hang)
+    monkeypatch.setattr(loop, "end_agents", lambda *arguments: killed.append(arguments))
+    with Working(Worker(orc, [FakeAgent()])) as working:
+        wait_until(hanging.is_set)
+        working.worker.stop(0)
+        working.join()
+    go_on.set()
+    assert killed == []
+    assert query(engine, "SELECT stopped_at FROM workers") == [(None,)]
 
 
 def test_an_agent_that_will_not_stop_does_not_keep_the_worker(engine: Engine, orc: Orchestrator) -> None:
