@@ -139,6 +139,26 @@ def test_a_retry_waits_in_the_database(made: Making) -> None:
     assert 604_700 < rows[2].wait <= 604_800  # a reset further away than a week is not believed
 
 
+@pytest.mark.parametrize(
+    "retry",
+    [
+        "[]",
+        '"soon"',
+        '{"initial": "x", "factor": null, "max": []}',
+        '{"initial": -1, "factor": -1, "max": -1}',
+        '{"initial": 1e300, "factor": 1e300, "max": 1e300}',
+        '{"initial": 1e999, "factor": 1e999, "max": 1e999}',
+    ],
+)
+def test_a_policy_that_makes_no_sense(made: Making, retry: str) -> None:
+    """Whatever an INSERT by hand put into retry: the task is claimed, its failure recorded, its wait within bounds."""
+    made.query("INSERT INTO tasks (agent, retry) VALUES ('coder', CAST(:retry AS jsonb))", retry=retry)
+    (claim,) = made.claim()
+    made.end(claim, CRASHED)
+    (row,) = made.query("SELECT status, available_at - now() < interval '11 years' AS bounded FROM tasks")
+    assert (row.status, row.bounded) == ("pending", True)
+
+
 # -- the fence ----------------------------------------------------------------------------------------------------
 
 WRONG = ["attempt", "worker", "status"]
@@ -435,7 +455,7 @@ def test_a_result_that_is_no_json_is_kept_as_text(made: Making, result: Any) -> 
 
 def test_a_refused_value_holds_no_neighbour_back(made: Making, monkeypatch: pytest.MonkeyPatch) -> None:
     """One value in a batch of eight that only the server refuses: seven are recorded as they are, it as plain text."""
-    monkeypatch.setattr(runs_module, "_storable", lambda ended: ended)
+    monkeypatch.setattr(runs_module, "storable", lambda ended: ended)
     made.add_all([NewTask("coder") for _ in range(8)])
     claims = made.claim(8)
     outcomes = [replace(DONE, result={"n": n}) for n in range(8)]
@@ -458,7 +478,7 @@ def test_a_refused_value_holds_no_neighbour_back(made: Making, monkeypatch: pyte
 
 def test_nothing_keeps_an_attempt_unrecorded(made: Making, monkeypatch: pytest.MonkeyPatch) -> None:
     """If even the plain text of an outcome is refused, its class alone is recorded, and the run says what is missing."""
-    monkeypatch.setattr(runs_module, "_storable", lambda ended: ended)
+    monkeypatch.setattr(runs_module, "storable", lambda ended: ended)
     usage = Usage(total_tokens="many")  # type: ignore[arg-type]
     run = made.runs.record_run(claimed(made), replace(DONE, usage=usage))
     assert (run.status, run.result, run.total_tokens, made.status(run.task_id)) == ("done", None, None, ["done"])

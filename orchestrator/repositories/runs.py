@@ -95,7 +95,7 @@ class RunRepository:
         for it and nothing else of it is lost. It is halved as well when it takes longer than the server allows. At most
         one element for each (task, attempt).
         """
-        return self._record([_storable(ended) for ended in batch])
+        return self._record([storable(ended) for ended in batch])
 
     def _record(self, batch: list[Ended]) -> Batch:
         try:
@@ -272,8 +272,11 @@ def _fine(ended: Ended) -> bool:
         return False
 
 
-def _storable(ended: Ended) -> Ended:
-    """*ended* as the columns take it: what they would refuse is replaced, and the run says so."""
+def storable(ended: Ended) -> Ended:
+    """*ended* as the columns take it: what they would refuse is replaced, and the run says so.
+
+    Texts and JSON get U+FFFD and the like (see ``domain.storable``); numbers beyond their column are left out.
+    """
     if _fine(ended):
         return ended
     outcome = ended.outcome
@@ -398,4 +401,4 @@ PLAIN_MAX = 1_000_000
 """Characters that are kept of a text that the database refused."""
 
 
-__all__ = ["Batch", "Ended", "Recorded", "RunRepository"]
+__all__ = ["Batch", "Ended", "Recorded", "RunRepository", "storable"]

@@ -42,11 +42,14 @@ from sqlalchemy.orm import Session, aliased, sessionmaker
 
 from orchestrator.domain.entities import AgentState, Dependency, Task, WorkerRow, table
 from orchestrator.domain.outcome import Budget, Claim, Outcome, RetryPolicy, Usage
-from orchestrator.domain.settle import settle
+from orchestrator.domain.settle import Settlement, settle
 from orchestrator.domain.words import OnLimit, OutcomeClass, TaskStatus
+from orchestrator.repositories.runs import Ended, storable
 from orchestrator.repositories.settling import Ending, write
 
 ROUTE_SEPARATOR = "\x1f"
+LONGEST_WAIT = 10 * 366 * 86_400.0
+"""Seconds that a task waits for its next attempt at most, whatever its policy says."""
 DEFAULT_RETRY = RetryPolicy()
 DEFAULT_MAX_RETRIES = 2
 
@@ -580,15 +583,21 @@ def _policy(stored: str | None) -> RetryPolicy:
     return retry_policy(None if stored is None else json.loads(stored))
 
 
-def retry_policy(stored: dict[str, Any] | None) -> RetryPolicy:
-    """The policy of a ``retry`` column; what is missing in it has the product's default."""
-    if not stored:
+def retry_policy(stored: Any) -> RetryPolicy:
+    """The policy of a ``retry`` column; what is missing in it, or makes no sense, has the product's default.
+
+    Anybody may have written the column. A wait is at most LONGEST_WAIT: further on, times leave the database's range.
+    """
+    if not isinstance(stored, dict):
         return DEFAULT_RETRY
-    return RetryPolicy(
-        float(stored.get("initial", DEFAULT_RETRY.initial)),
-        float(stored.get("factor", DEFAULT_RETRY.factor)),
-        float(stored.get("max", DEFAULT_RETRY.max)),
-    )
+
+    def number(name: str, least: float) -> float:
+        value = stored.get(name)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value >= least:
+            value = getattr(DEFAULT_RETRY, name)
+        return float(min(value, LONGEST_WAIT))
+
+    return RetryPolicy(number("initial", 0), number("factor", 1), number("max", 0))
 
 
 # -- taking back --------------------------------------------------------------------------------------------------
@@ -622,7 +631,7 @@ def _lose(session: Session, rows: Sequence[Row[Any]], give_up_after: float) -> l
         settlement = settle(
             claim, outcome, cancel_requested=claim.cancel_requested, give_up_after=give_up_after, alone=row.held == 1
         )
-        endings.append(Ending(claim, outcome, settlement, row.worker, row.host))
+        endings.append(_ending(claim, outcome, settlement, row))
     write(session, endings)
     return [(e.claim.task_id, e.claim.attempt, e.settlement.status.value) for e in endings]
 
@@ -633,9 +642,15 @@ def _hand_back(session: Session, rows: Sequence[Row[Any]], reason: str) -> int:
         claim = _claim(row)
         outcome = _unreported(row, OutcomeClass.INTERRUPTED, "handed_back", reason)
         settlement = settle(claim, outcome, cancel_requested=claim.cancel_requested)
-        endings.append(Ending(claim, outcome, settlement, row.worker, row.host))
+        endings.append(_ending(claim, outcome, settlement, row))
     write(session, endings)
     return len(endings)
+
+
+def _ending(claim: Claim, outcome: Outcome, settlement: Settlement, row: Row[Any]) -> Ending:
+    # The numbers are an agent's: one that no column takes would keep the whole batch from being taken back, for ever.
+    ended = storable(Ended(claim, outcome, row.worker, row.host))
+    return Ending(claim, ended.outcome, settlement, ended.worker, ended.host)
 
 
 def _unreported(row: Row[Any], kind: OutcomeClass, cause: str, message: str) -> Outcome:
