@@ -226,68 +226,33 @@ def test_a_dead_worker_goes_on_as_another(
 def test_the_new_one_starts_nothing_beside_the_old_agents(
     engine: Engine, orc: Orchestrator, wait_until: WaitUntil
 ) -> None:
-    """As long as an agent of the old life has not ended, nothing is claimed in the new one."""
-    beside: list[int] = []
-    running = 0
-    gate = Gate()
+    """As long as an agent of the old life has not ended, there is no new one, and nothing is claimed."""
+    told, dead, started = threading.Event(), threading.Event(), threading.Event()
 
-    async def behave(claim: Claim, live: Live, stop: Stop) -> Outcome:
-        nonlocal running
-        beside.append(running)
-        running += 1
-        try:
-            if claim.attempt == 1:
-                await gate(claim, live, stop)
-                for _ in range(200):
-                    await asyncio.sleep(0)
+    async def behave(claim: Claim, _live: Live, stop: Stop) -> Outcome:
+        if claim.attempt > 1:
             return Outcome(OutcomeClass.DONE)
-        finally:
-            running -= 1
+        started.set()
+        await stop.wait()
+        told.set()
+        while not dead.is_set():
+            await asyncio.sleep(0.001)
+        return Outcome(OutcomeClass.LOST)
 
     add(engine)
     worker = Worker(orc, [FakeAgent(behave=behave)], watchdog=False)
     with Working(worker):
-        gate.entered()
+        assert started.wait(30)
         assert worker.id is not None
         WorkerRepository(engine).mark_gone([worker.id], "for the test")
         orc.take_back()
+        assert told.wait(30)
+        for _ in range(100):
+            assert worker.id is None
+            threading.Event().wait(0.002)
+        assert statuses(engine) == {"pending": 1}
+        dead.set()
         wait_until(lambda: statuses(engine) == {"done": 1})
-    assert beside == [0, 0]
-
-
-def test_a_claim_that_is_answered_after_the_death_starts_nothing(
-    engine: Engine, orc: Orchestrator, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The answer was held up in the network until this process went on as another worker: the task is not its any more."""
-    claim, held, go_on = orc.claim, threading.Event(), threading.Event()
-    begun: list[int] = []
-
-    def held_up(*arguments: Any, **options: Any) -> Any:
-        answer = claim(*arguments, **options)
-        if answer.claims and not held.is_set():
-            held.set()
-            go_on.wait()
-        return answer
-
-    async def behave(claimed: Claim, _live: Live, stop: Stop) -> Outcome:
-        if stop.reason is not None:
-            return Outcome(stop.reason)
-        begun.append(claimed.attempt)
-        return Outcome(OutcomeClass.DONE)
-
-    monkeypatch.setattr(orc, "claim", held_up)
-    add(engine)
-    worker = Worker(orc, [FakeAgent(behave=behave)], watchdog=False)
-    with Working(worker):
-        wait_until(held.is_set)
-        old = worker.id
-        assert old is not None
-        WorkerRepository(engine).mark_gone([old], "for the test")
-        assert [status for _, _, status in orc.take_back()] == ["pending"]
-        wait_until(lambda: worker.id not in (None, old))
-        go_on.set()
-        wait_until(lambda: statuses(engine) == {"done": 1})
-    assert begun == [2]
 
 
 def test_without_the_database_agents_are_stopped_and_handed_back(

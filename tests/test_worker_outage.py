@@ -197,6 +197,7 @@ def test_a_full_disk_at_the_end_loses_the_outcome_but_not_the_task(
     """No database and no spool: it is said, the process ends, and the row is left for the watchdog."""
 
     def full(*_: Any) -> Any:
+        proxy.thaw()  # a moment too late
         raise OSError(28, "No space left on device")
 
     add(engine)
@@ -210,7 +211,6 @@ def test_a_full_disk_at_the_end_loses_the_outcome_but_not_the_task(
         working.worker.stop(1)
         working.join()
     assert "No space left" in caplog.text
-    proxy.thaw()
     assert query(engine, "SELECT stopped_at FROM workers") == [(None,)]
     assert statuses(engine) == {"running": 1}
 
