@@ -12,7 +12,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, sessionmaker
 
+from orchestrator.database import lines
 from orchestrator.database.engine import connection_parameters, make_engine, shown
+from orchestrator.database.transient import classify
 from orchestrator.errors import InvalidInput
 from tests.servers import Cluster, PgBouncer, TcpProxy, database_of
 
@@ -191,6 +193,35 @@ def test_reset_connections_are_replaced(database_url: str) -> None:
                     assert connection.scalar(text("SELECT 1")) == 1
         finally:
             engine.dispose()
+
+
+def test_a_client_that_vanished_in_mid_transaction_keeps_no_lock(
+    engine: Engine, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its line is dead and nobody has told the server: the row is free after a while, and the client is told so."""
+    monkeypatch.setattr(lines, "ABANDONED", 1)
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO tasks (agent) VALUES ('a')"))
+    with TcpProxy(database_url) as proxy:
+        vanished = make_engine(proxy.url)
+        with vanished.connect() as connection:
+            connection.execute(text("SELECT id FROM tasks FOR UPDATE"))
+            proxy.freeze()
+            with engine.begin() as other:
+                other.execute(text("SET LOCAL lock_timeout = '60s'"))
+                assert len(other.execute(text("SELECT id FROM tasks FOR UPDATE")).all()) == 1
+            proxy.thaw()
+            with pytest.raises(DBAPIError) as caught:
+                connection.execute(text("SELECT 1"))
+            assert classify(caught.value) == "connection"
+        with vanished.connect() as connection:
+            connection.execute(text("SELECT 1"))
+            connection.commit()
+            raw = connection.connection.driver_connection
+            assert raw is not None
+            raw.autocommit = True
+            assert raw.execute("SHOW idle_in_transaction_session_timeout").fetchone() == ("0",)
+        vanished.dispose()
 
 
 @pytest.mark.real

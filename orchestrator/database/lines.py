@@ -14,11 +14,19 @@ from collections.abc import Generator
 from typing import Any, Self
 
 import psycopg
+from psycopg import generators, pq
 
 SILENCE = 10.0
 """Seconds without a byte from the server until it is asked."""
 ASK_SECONDS = 5
 """Seconds that the question may take; what cannot be asked counts as lost."""
+
+ABANDONED = 15
+"""Seconds after which the server ends a session whose client says nothing in the middle of a transaction.
+
+Units of work take milliseconds. A client that was cut off in the middle of one would keep its locks for as long as the
+server takes to notice, by default two hours: nobody could take back its tasks, or declare it dead.
+"""
 
 
 class Line(psycopg.Connection[Any]):
@@ -50,6 +58,18 @@ class Line(psycopg.Connection[Any]):
             if not self.closed:
                 self.autocommit = False
         self.pooled = row is not None and row[0] != self.info.backend_pid
+
+    def _start_query(self) -> Generator[Any, Any, None]:
+        if self.autocommit or self._pipeline or self.pgconn.transaction_status != pq.TransactionStatus.IDLE:
+            yield from super()._start_query()
+            return
+        # With BEGIN in one round trip, and over with the transaction: behind a pooler it reaches nobody else.
+        self._check_connection_ok()
+        limit = b"; SET LOCAL idle_in_transaction_session_timeout = '%ds'" % ABANDONED
+        self.pgconn.send_query(self._get_tx_start_command() + limit)
+        for result in (yield from generators.execute(self.pgconn)):
+            if result.status != pq.ExecStatus.COMMAND_OK:
+                raise psycopg.errors.error_from_result(result, encoding="utf-8")
 
     def ended(self) -> bool:
         """Whether the server has ended this session while nobody used it. No round trip: it has said so, or closed it."""
