@@ -292,6 +292,18 @@ def test_without_the_database_agents_are_stopped_and_handed_back(
     assert query(engine, "SELECT retry_count, lost_count FROM tasks") == [(0, 0)]
 
 
+def test_nothing_is_claimed_while_it_would_be_stopped_at_once(
+    engine: Engine, orc: Orchestrator, wait_until: WaitUntil
+) -> None:
+    """The lease is good again, but the stop of before still stands: no circle of claiming and handing back."""
+    worker = Worker(orc, [FakeAgent()], watchdog=False)
+    with Working(worker):
+        wait_until(lambda: worker.id is not None and worker._may_claim())
+        worker._stop_new = OutcomeClass.INTERRUPTED, "for the test"
+        assert not worker._may_claim()
+        assert worker._heartbeat.safe
+
+
 def test_age_alone_never_ends_a_run(engine: Engine, orc: Orchestrator, wait_until: WaitUntil) -> None:
     """A task that has run for three hours is nobody's to take back while its worker renews (S01)."""
     gate = Gate()

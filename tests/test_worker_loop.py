@@ -285,7 +285,8 @@ def test_draining_hands_back_what_does_not_end(engine: Engine, orc: Orchestrator
         ]
     Worker(orc, [FakeAgent()]).run(until_idle=True)
     assert query(engine, "SELECT status FROM tasks") == [("done",)]
-    assert query(engine, "SELECT status FROM runs ORDER BY attempt") == [("interrupted",)] * 3 + [("done",)]
+    runs = query(engine, "SELECT status, cause FROM runs ORDER BY attempt")
+    assert runs == [("interrupted", None)] * 3 + [("done", None)]
 
 
 def test_draining_lets_agents_finish_within_the_grace(engine: Engine, orc: Orchestrator, wait_until: WaitUntil) -> None:
