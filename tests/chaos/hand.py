@@ -1,18 +1,19 @@
-"""The hand: adds work, operates like people do, and breaks what can break. All by one seeded random source.
+"""The hand: adds work, operates like people do, and breaks what can break. All by seeded random sources.
 
-It never waits: what it begins it undoes later, when that is due. At most one fault at a time hits a place of the fleet,
-and one place at least is always left alone.
+Two threads: people may have to wait for the database, the one that breaks things never does. What that begins it undoes
+later, when it is due. At most one fault at a time hits a place of the fleet, and one place at least is left alone.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import random
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import psycopg
@@ -51,13 +52,17 @@ class Nobody(Exception):
     """There is no place of the fleet that the act could hit, or no task."""
 
 
+Act = tuple[int, str, Callable[[], None]]
+"""How often, its name, and what it does."""
+
+
 @dataclass
 class Hand:
     """Acts until it is told to stop, then heals."""
 
     environment: Environment
     fleet: Fleet
-    random: random.Random
+    random: Random
     deeds: list[Deed] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
     kept: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -71,7 +76,14 @@ class Hand:
         settings = Settings(heartbeat=1.0, lease=LEASE)
         self._orchestrator = Orchestrator(self.environment.cluster.url, settings=settings)
         self._retention = RetentionRepository(self._orchestrator._engine)
-        self._acts: list[tuple[int, str, Callable[[], None]]] = [
+        self._choose = Random(self.random.random())
+        self._over = threading.Event()
+        self._people = threading.Thread(target=self._be_people, name="people", daemon=True)
+
+    def act_until(self, end: float) -> None:
+        """Act at random until *end* (boot clock)."""
+        self._people.start()
+        faults: list[Act] = [
             (4, "kill", self._kill),
             (1, "kill with guardian", self._kill_with_guardian),
             (2, "stop shortly", lambda: self._stop(SHORT)),
@@ -85,46 +97,24 @@ class Hand:
             (3, "terminate backends", self._terminate_backends),
             (3, "deploy", self._deploy),
             (1, "deploy without network", self._deploy_without_network),
-            (5, "cancel", self._cancel),
-            (4, "retry", self._retry),
-            (1, "prune", self._prune),
         ]
-
-    def act_until(self, end: float) -> None:
-        """Act at random until *end* (boot clock)."""
         next_act = boot_clock()
         while (now := boot_clock()) < end:
-            self.undo(now)
+            self._undo(now)
             self.fleet.revive()
             if now >= next_act:
-                self._fill()
-                weights = [weight for weight, _, _ in self._acts]
-                ((_, name, act),) = self.random.choices(self._acts, weights)
-                self._try(name, act)
-                next_act = boot_clock() + self.random.uniform(0.2, 1.2)
+                self._do(self.random, faults)
+                next_act = boot_clock() + self.random.uniform(0.3, 1.6)
             wait(0.05)
 
-    def heal(self) -> None:
-        """Undo everything at once."""
-        while self._due:
-            _, _, undo = heapq.heappop(self._due)
-            undo()
-        self.fleet.heal()
+    def _be_people(self) -> None:
+        acts: list[Act] = [(5, "cancel", self._cancel), (4, "retry", self._retry), (1, "prune", self._prune)]
+        while not self._over.wait(self._choose.uniform(0.3, 1.6)):
+            self._fill()
+            self._do(self._choose, acts)
 
-    def close(self) -> None:
-        """Close its connections."""
-        self._orchestrator.close()
-
-    def undo(self, now: float) -> None:
-        """Undo what is due."""
-        while self._due and self._due[0][0] <= now:
-            _, _, undo = heapq.heappop(self._due)
-            undo()
-
-    def _later(self, seconds: float, undo: Callable[[], None]) -> None:
-        heapq.heappush(self._due, (boot_clock() + seconds, next(self._number), undo))
-
-    def _try(self, name: str, act: Callable[[], None]) -> None:
+    def _do(self, choose: Random, acts: list[Act]) -> None:
+        ((_, name, act),) = choose.choices(acts, [weight for weight, _, _ in acts])
         try:
             act()
         except Nobody:
@@ -134,6 +124,32 @@ class Hand:
         else:
             say(name)
             self.done[name] += 1
+
+    def heal(self) -> None:
+        """Undo everything at once, and let people finish what they do."""
+        self._over.set()
+        while self._due:
+            _, _, undo = heapq.heappop(self._due)
+            undo()
+        self.fleet.heal()
+        if self._people.ident is not None:
+            self._people.join(60)
+            if self._people.is_alive():
+                raise RuntimeError("an operation has not come back a minute after everything was healed")
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._over.set()
+        self._orchestrator.close()
+
+    def _undo(self, now: float) -> None:
+        """Undo what is due."""
+        while self._due and self._due[0][0] <= now:
+            _, _, undo = heapq.heappop(self._due)
+            undo()
+
+    def _later(self, seconds: float, undo: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (boot_clock() + seconds, next(self._number), undo))
 
     # -- faults -------------------------------------------------------------------------------------------------------
 
@@ -223,7 +239,7 @@ class Hand:
             say(f"  add: {str(error).splitlines()[0]}")
 
     def _add(self) -> int:
-        choose = self.random
+        choose = self._choose
         family: list[dict[str, Any]] = []
         for number in range(choose.choice([1, 1, 1, 2, 3])):
             task: dict[str, Any] = {
@@ -246,10 +262,10 @@ class Hand:
     def _pick(self, statuses: list[str], most: int) -> list[int]:
         rows = self.environment.rows("SELECT id FROM tasks WHERE status = ANY(%s) ORDER BY id", statuses)
         ids = [row["id"] for row in rows]
-        return sorted(self.random.sample(ids, min(len(ids), self.random.randint(1, most))))
+        return sorted(self._choose.sample(ids, min(len(ids), self._choose.randint(1, most))))
 
     def _cancel(self) -> None:
-        statuses = self.random.choice([["running"], ["running"], ["pending", "blocked"], ["pending", "running"]])
+        statuses = self._choose.choice([["running"], ["running"], ["pending", "blocked"], ["pending", "running"]])
         self._operate("cancel", self._pick(statuses, 3))
 
     def _retry(self) -> None:
@@ -295,6 +311,4 @@ def say(text: str) -> None:
 
 def wait(seconds: float) -> None:
     """Let time pass."""
-    import threading
-
     threading.Event().wait(seconds)
