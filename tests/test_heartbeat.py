@@ -255,6 +255,41 @@ def test_the_new_one_starts_nothing_beside_the_old_agents(
         wait_until(lambda: statuses(engine) == {"done": 1})
 
 
+def test_a_claim_that_is_answered_after_the_death_starts_nothing(
+    engine: Engine, orc: Orchestrator, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer was held up in the network until this process went on as another worker: the task is not its any more."""
+    claim, held, go_on = orc.claim, threading.Event(), threading.Event()
+    begun: list[int] = []
+
+    def held_up(*arguments: Any, **options: Any) -> Any:
+        answer = claim(*arguments, **options)
+        if answer.claims and not held.is_set():
+            held.set()
+            go_on.wait()
+        return answer
+
+    async def behave(claimed: Claim, _live: Live, stop: Stop) -> Outcome:
+        if stop.reason is not None:
+            return Outcome(stop.reason)
+        begun.append(claimed.attempt)
+        return Outcome(OutcomeClass.DONE)
+
+    monkeypatch.setattr(orc, "claim", held_up)
+    add(engine)
+    worker = Worker(orc, [FakeAgent(behave=behave)], watchdog=False)
+    with Working(worker):
+        wait_until(held.is_set)
+        old = worker.id
+        assert old is not None
+        WorkerRepository(engine).mark_gone([old], "for the test")
+        assert [status for _, _, status in orc.take_back()] == ["pending"]
+        wait_until(lambda: worker.id not in (None, old))
+        go_on.set()
+        wait_until(lambda: statuses(engine) == {"done": 1})
+    assert begun == [2]
+
+
 def test_without_the_database_agents_are_stopped_and_handed_back(
     engine: Engine, orc: Orchestrator, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
