@@ -313,7 +313,7 @@ def test_a_snapshot_that_takes_too_long_is_given_up(
     monkeypatch.setattr(snapshots, "bounded", partial(bounded, seconds=0.05))
     with made.engine.connect() as connection:
         connection.exec_driver_sql("LOCK TABLE tasks IN ACCESS EXCLUSIVE MODE")
-        with pytest.raises(DatabaseUnavailable, match="took longer than 0.05 s"):
+        with pytest.raises(DatabaseUnavailable, match=r"took longer than 0\.05 s"):
             shown.dashboard()
     monkeypatch.undo()
     assert shown.dashboard().any_task is False
