@@ -13,6 +13,9 @@ from uuid import UUID
 from orchestrator.domain.identity import Identity
 from orchestrator.worker.observer import Attempt, Board, Key
 
+BATCH_ROWS = 500
+"""Outcomes that one transaction records at most."""
+
 
 class Desk:
     """The state that the threads of one worker share."""
@@ -50,9 +53,9 @@ class Desk:
     def free(self) -> int:
         """Slots that a claim may fill now. A slot is free when its agent has ended, though its record is pending.
 
-        At most one batch may wait while one is on its way: a database that cannot keep up holds the claims back.
+        At most one batch may be unrecorded: a database that cannot keep up holds the claims back.
         """
-        if self.ended - self.recorded > 2 * min(self.slots, 500):
+        if self.ended - self.recorded >= BATCH_ROWS:
             return 0
         return self.slots - self.running
 
@@ -67,4 +70,4 @@ class Desk:
             self.claim_now.set()
 
 
-__all__ = ["Desk"]
+__all__ = ["BATCH_ROWS", "Desk"]

@@ -277,6 +277,8 @@ class Worker:
                 break
             await self._until(lambda: self._at_rest() or self._hurry, left, and_grace=self._grace)
         if not self._at_rest():
+            # What is stopped becomes pending again: a claim that is still on its way would take it once more.
+            await self._until(lambda: self._claimer.done.is_set() or self._hurry, LAST_CLAIM)
             self._stop_everything(OutcomeClass.INTERRUPTED, "the worker is shutting down")
             # A claim that hangs in a dead network is not worth the time that agents get.
             await self._until(lambda: self._at_rest() or self._hurry, STOPPING if self._desk.running > 0 else RECORDING)

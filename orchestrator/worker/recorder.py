@@ -24,14 +24,13 @@ from orchestrator.metrics import Metrics
 from orchestrator.repositories.events import NewEvent, Piece
 from orchestrator.repositories.runs import Ended, Recorded
 from orchestrator.service import Orchestrator
-from orchestrator.worker.desk import Desk
+from orchestrator.worker.desk import BATCH_ROWS, Desk
 from orchestrator.worker.observer import Attempt, Complaints, Key, Observers, as_events
 from orchestrator.worker.spool import Spool
 from orchestrator.worker.watchdog import Sweeper, once
 
 log = logging.getLogger(__name__)
 
-BATCH_ROWS = 500
 BATCH_BYTES = 8 << 20
 EVENTS_EVERY = 1.0
 LIVE_EVERY = 5.0
