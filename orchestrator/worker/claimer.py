@@ -177,7 +177,7 @@ class Claimer:
     def _claim_now(self, limit: int, suspects: bool) -> int:
         desk = self._desk
         worker = desk.worker
-        if worker is None:
+        if worker is None or self._closing.is_set():
             return 0
         claimed = self._orchestrator.claim(
             worker, self._known, limit, plan_id=self._plan_id, suspects=suspects, patience=self._closing

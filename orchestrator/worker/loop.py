@@ -44,9 +44,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CONCURRENCY = 10
-STOPPING = 3.0
-"""Seconds that stopped agents get at a shutdown before their trees are killed from outside; with KILLING and RECORDING
-below the five that a shutdown may take beyond its grace."""
+STOPPING = 2.5
+"""Seconds that stopped agents get at a shutdown before their trees are killed from outside; with KILLING, RECORDING and
+LAST_CLAIM the five that a shutdown may take beyond its grace."""
+LAST_CLAIM = 1.0
 KILLING = 0.5
 RECORDING = 1.0
 TICK = 0.25
