@@ -176,6 +176,23 @@ def test_other_kinds(made: Making, retained: RetentionRepository) -> None:
     assert retained.prune(HOUR, kinds=["workers"]).rows == {"workers": 1}
 
 
+def test_a_dry_run_tells_what_the_run_then_does(made: Making, retained: RetentionRepository) -> None:
+    """Also of plans that lose their last task only in the run itself, and of those that keep one."""
+    plans = PlanRepository(made.engine)
+    for plan in ("goes", "failed", "needed", "young"):
+        plans.submit(plan, [NewTask("coder", name=name, task_hash="h") for name in ("one", "two")])
+    made.end_all(made.claim(8))
+    made.query("UPDATE tasks SET status = 'failed' WHERE id = 3")
+    age(made)
+    made.query("UPDATE tasks SET finished_at = now() WHERE id = 8")
+    made.add(after=(5,))
+    preview = retained.prune(HOUR, statuses=["done"], dry_run=True)
+    assert (preview.rows["tasks"], preview.rows["plans"], preview.kept) == (5, 1, 1)
+    done = retained.prune(HOUR, statuses=["done"])
+    assert (done.rows, done.bytes, done.kept) == (preview.rows, preview.bytes, preview.kept)
+    assert [row.name for row in made.query("SELECT name FROM plans ORDER BY id")] == ["failed", "needed", "young"]
+
+
 def test_batches_reach_every_row(made: Making, retained: RetentionRepository, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small batches and windows, with live and locked tasks in between: all that may go goes, in the end."""
     monkeypatch.setattr(retention, "BATCH", 3)

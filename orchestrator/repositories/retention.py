@@ -103,7 +103,9 @@ class RetentionRepository:
             if "audit" in kinds:
                 self._others(pruned, "audit", Audit, Audit.at < before, stop)
             if "plans" in kinds:
-                self._others(pruned, "plans", Plan, _empty(before), stop)
+                # A dry run has removed no tasks: what would have gone by now does not count.
+                gone = statuses if dry_run and "tasks" in kinds else ()
+                self._others(pruned, "plans", Plan, _empty(before, gone), stop)
         finally:
             if not dry_run and any(pruned.rows.values()):
                 with self._sessions.begin() as session:
@@ -254,8 +256,19 @@ def _gone(before: datetime) -> ColumnElement[bool]:
     )
 
 
-def _empty(before: datetime) -> ColumnElement[bool]:
-    return (Plan.submitted_at < before) & ~exists().where(Task.plan_id == Plan.id)
+def _empty(before: datetime, gone: Collection[str]) -> ColumnElement[bool]:
+    """Plans of which no task is left; old ended tasks of statuses *gone* that no live task needs are as good as gone."""
+    left = Task.plan_id == Plan.id
+    if gone:
+        child = table(Task).alias("child")
+        needed = (
+            select(Dependency.task_id)
+            .join(child, child.c.id == Dependency.task_id)
+            .where(Dependency.depends_on == Task.id, child.c.status.in_([status.value for status in sorted(LIVE)]))
+            .exists()
+        )
+        left &= ~(Task.status.in_(sorted(gone)) & (Task.finished_at < before) & ~needed)
+    return (Plan.submitted_at < before) & ~exists().where(left)
 
 
 def _array(ids: Sequence[int]) -> Any:
