@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
 
 from orchestrator.domain.given import NewTask
 from orchestrator.domain.words import TaskStatus
 from orchestrator.errors import Conflict, InvalidInput, NotFound
+from orchestrator.repositories.adding import AddingRepository
 from orchestrator.repositories.agents import AgentRepository
 from orchestrator.repositories.audit import AuditRepository
 from orchestrator.repositories.filters import TaskFilter
@@ -302,6 +304,23 @@ def test_retry_meets_a_parent_that_ends_in_the_same_moment(
     thread.join()
     recorder.join()
     assert made.status(a, child) == ["done", "pending"]
+
+
+def test_retry_meets_a_child_that_is_being_added(
+    made: Making, operations: OperationsRepository, wait_until: Callable[..., Any]
+) -> None:
+    """A child added below a closed task while its head is retried is opened with it, not left behind as cancelled."""
+    a = made.add()
+    b = made.add(after=(a,))
+    made.run(a, BROKEN)
+    with Session(made.engine) as session, session.begin():
+        (new,) = AddingRepository(made.engine).add_many([NewTask("coder", after=(b,))], session)
+        assert new.status is TaskStatus.CANCELLED
+        thread = threading.Thread(target=operations.retry_one, args=(a,), kwargs={"actor": "ops"})
+        thread.start()
+        wait_until(lambda: made.query("SELECT 1 FROM pg_locks WHERE NOT granted"))
+    thread.join()
+    assert made.status(a, b, new.id) == ["pending", "blocked", "blocked"]
 
 
 def test_retry_respects_a_live_twin(made: Making, operations: OperationsRepository) -> None:

@@ -351,25 +351,31 @@ def _retry(
     """Open *ids* and what hangs on them. *assumed* carries what earlier batches of a dry run would have changed."""
     changed = Changed("retry", dry_run)
     asked = set(ids)
-    family = _revivable(session, ids)
-    keys = _keys(session, sorted(asked | family))
-    # Before any row: whoever adds a task with one of these keys takes them in this order, too.
-    lock_keys(session, keys)
-    needs = _parents(session, asked | family)
-    # The parents as well: one that ends in this moment waits for us, and then sees its child blocked again.
-    rows = {
-        row.id: row
-        for row in _lock(
-            session,
-            sorted(asked | family | {parent for each in needs.values() for parent in each}),
-            true(),
-            match.label("match"),
-            Task.error_cause,
-            Task.superseded_at,
-            Task.unique_key,
-            Task.plan,
-        )
-    }
+    family: set[int] = set()
+    rows: dict[int, Row[Any]] = {}
+    # Until nobody is left: while we waited for a lock, whoever held it may have added a child, closed at once.
+    while not rows or _revivable(session, ids) - family:
+        family |= _revivable(session, ids)
+        keys = _keys(session, sorted(asked | family))
+        # Before any row: whoever adds a task with one of these keys takes them in this order, too.
+        lock_keys(session, keys)
+        needs = _parents(session, asked | family)
+        # The parents as well: one that ends in this moment waits for us, and then sees its child blocked again.
+        rows = {
+            row.id: row
+            for row in _lock(
+                session,
+                sorted(asked | family | {parent for each in needs.values() for parent in each}),
+                true(),
+                match.label("match"),
+                Task.error_cause,
+                Task.superseded_at,
+                Task.unique_key,
+                Task.plan,
+            )
+        }
+        if not rows:
+            break
     twins = _live_twins(session, keys)
     status = {id_: TaskStatus(row.status) for id_, row in rows.items()} | {
         id_: assumed[id_] for id_ in rows if id_ in assumed
