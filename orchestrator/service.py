@@ -36,7 +36,14 @@ from orchestrator.domain.given import AgentDefinition, NewTask
 from orchestrator.domain.identity import Identity
 from orchestrator.domain.outcome import Budget, Claim, Outcome, RetryPolicy, Usage
 from orchestrator.domain.words import ENDED, OnLimit, OutcomeClass, TaskStatus
-from orchestrator.errors import DatabaseUnavailable, InvalidInput, NotFound, OrchestratorError, UnknownAgent
+from orchestrator.errors import (
+    DatabaseUnavailable,
+    InvalidInput,
+    NotFound,
+    OrchestratorError,
+    SchemaOutOfDate,
+    UnknownAgent,
+)
 from orchestrator.liveness import boot_clock, identity
 from orchestrator.plans import Plan, definitions, resolve, with_results
 from orchestrator.repositories import CallerSession
@@ -140,8 +147,8 @@ class Orchestrator:
         while True:
             try:
                 return schema.check(self._engine)
-            except DatabaseUnavailable:
-                if time.monotonic() >= deadline:
+            except DatabaseUnavailable as error:
+                if isinstance(error, SchemaOutOfDate) or time.monotonic() >= deadline:
                     raise
                 time.sleep(min(0.2, patience))
 

@@ -226,8 +226,18 @@ def _limit_lock_waits(connection: Connection, seconds: float) -> None:
     )
 
 
+def _end_with_the_client(connection: Connection) -> None:
+    """Have the server look whether we are still there: a killed upgrade must not hold its locks to the statement's end."""
+    try:
+        with connection.begin_nested():
+            connection.execute(text("SELECT set_config('client_connection_check_interval', '1s', true)"))
+    except DBAPIError as error:  # a server's system that cannot tell
+        log.debug("the server does not watch for clients that are gone: %s", error.orig)
+
+
 def _migrate(connection: Connection) -> None:
     _limit_lock_waits(connection, DDL_LOCK_SECONDS)
+    _end_with_the_client(connection)
     config = configuration()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
