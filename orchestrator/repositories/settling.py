@@ -345,21 +345,43 @@ def close_families(session: CallerSession, stopped: Mapping[int, TaskStatus]) ->
             )
         ).all()
     )
-    for root in sorted({root_of[child] for child in locked}):
-        verb = stopped[root].value
-        session.execute(
-            update(Task)
-            .where(Task.id == any_(_ids(sorted(child for child in locked if root_of[child] == root))))
-            .values(
-                status=TaskStatus.CANCELLED,
-                finished_at=func.clock_timestamp(),
-                error_class=OutcomeClass.CANCELLED,
-                error_cause=f"parent_{verb}",
-                error_message=f"needs {root} {labels[root]}, which {'failed' if verb == 'failed' else 'was cancelled'}",
-            ),
-            execution_options={"synchronize_session": False},
+    closed = sorted(locked)
+    session.execute(
+        _CLOSE,
+        {
+            "closed": closed,
+            "causes": [f"parent_{stopped[root_of[child]].value}" for child in closed],
+            "messages": [_needs(root_of[child], labels[root_of[child]], stopped[root_of[child]]) for child in closed],
+        },
+    )
+    return closed
+
+
+def _needs(root: int, label: str, status: TaskStatus) -> str:
+    return f"needs {root} {label}, which {'failed' if status is TaskStatus.FAILED else 'was cancelled'}"
+
+
+def _build_close() -> Any:
+    names = ("closed", BigInteger()), ("causes", Text()), ("messages", Text())
+    each = (
+        func.unnest(*(bindparam(name, type_=ARRAY(kind)) for name, kind in names))
+        .table_valued(*(column(name, kind) for name, kind in names))
+        .render_derived(name="each")
+    )
+    return (
+        update(table(Task))
+        .where(Task.id == each.c.closed)
+        .values(
+            status=literal_column("'cancelled'", Text),
+            finished_at=func.clock_timestamp(),
+            error_class=literal_column("'cancelled'", Text),
+            error_cause=each.c.causes,
+            error_message=each.c.messages,
         )
-    return sorted(locked)
+    )
+
+
+_CLOSE = _build_close()
 
 
 def _descendants(session: CallerSession, stopped: Iterable[int]) -> dict[int, int]:
