@@ -66,7 +66,9 @@ def test_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.delitem(sys.modules, "agents")
     task = load_plan(EXAMPLES / "quickstart.yaml").tasks[-1]
-    answers: dict[str, Any] = {name: {"n": 1, "of": {"a": 2}, "list": [{"x": "y", "z": 3}]} for name in map(str, task.after)}
+    answers: dict[str, Any] = {
+        name: {"n": 1, "of": {"a": 2}, "list": [{"x": "y", "z": 3}]} for name in map(str, task.after)
+    }
     said: list[Any] = []
     context = SimpleNamespace(
         input=resolve(task.input, with_results(task.params, answers)),

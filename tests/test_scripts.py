@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = ["scripts/quickstart", "scripts/test", "scripts/check", "scripts/lock", "scripts/chaos", "scripts/environment", ".ci/run"]
+SCRIPTS = [
+    "scripts/quickstart",
+    "scripts/test",
+    "scripts/check",
+    "scripts/lock",
+    "scripts/chaos",
+    "scripts/environment",
+    ".ci/run",
+]
 LOCKS = ["requirements.lock", "requirements-dev.lock"]
 
 

@@ -204,7 +204,8 @@ class Snapshot:
 
     ``running`` holds at most 200 tasks by rank and ``running_count`` all; ``questions`` at most 50 and ``alerts`` 50,
     with ``question_count`` and ``alert_count`` beside them; ``failures`` the last 20, newest first. ``minutes`` are the
-    last 60 minutes, oldest first, the one that goes on as the last, a minute without work as zeros. ``read_seconds`` is what reading it took.
+    last 60 minutes, oldest first, the one that goes on as the last, a minute without work as zeros. ``read_seconds`` is
+    what reading it took.
     """
 
     taken_at: datetime
