@@ -66,11 +66,12 @@ def test_an_overlap_is_seen(tmp_path: Path) -> None:
 
 
 def test_an_overlap_with_a_stopped_worker_is_counted(tmp_path: Path) -> None:
-    """Its worker stood still when its lease ended: allowed, and in the report."""
-    made = judge(tmp_path, TWICE, LOST_THEN_DONE, frozen=[[101.0, 107.8]])
-    assert rules(made._overlaps()) == []
-    assert rules(made._alive_after_record()) == []
-    assert len(made.allowed) == 2
+    """Its worker stood still when its lease ended, in one go or in two: allowed, and in the report."""
+    for frozen in ([[101.0, 107.8]], [[101.0, 104.0], [104.5, 107.8]]):
+        made = judge(tmp_path, TWICE, LOST_THEN_DONE, frozen=frozen)
+        assert rules(made._overlaps()) == []
+        assert rules(made._alive_after_record()) == []
+        assert len(made.allowed) == 2
 
 
 def test_a_stop_that_was_over_in_time_excuses_nothing(tmp_path: Path) -> None:

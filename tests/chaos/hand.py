@@ -35,7 +35,8 @@ SHORT, LONG = (0.3, LEASE / 2), (LEASE + 1, LEASE * 2)
 STEPS = (0, 1, 2, 3, 5, 8, 15, 30, 60)
 """How long agents work, in fifths of a second: many short ones, some for longer than a lease."""
 ENDINGS = ("done",) * 12 + ("later",) * 3 + ("transient", "permanent")
-PRUNE_AGE = 10.0
+PRUNE_AGE = 30.0
+"""Seconds; longer than a prune may be held up after the hand has looked at what there is to prune."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ class Judge:
         margin = KILL_GRACE + 1.0
         return any(
             start <= lease_end and (end >= lease_end - margin - 1.0) and last <= end + KILL_GRACE + 6.0
-            for start, end in self.fleet.frozen.get(worker["pid"], [])
+            for start, end in _merged(self.fleet.frozen.get(worker["pid"], []))
         )
 
     def _overlaps(self) -> Iterator[Violation]:
@@ -263,6 +263,17 @@ class Judge:
             "workers_dead": sum(worker["dead_at"] is not None for worker in self.workers.values()),
             "slots": SLOTS * len(self.fleet.members),
         }
+
+
+def _merged(spans: list[list[float]]) -> list[list[float]]:
+    """*spans* with those put together between which a worker had no time to end its agents."""
+    merged: list[list[float]] = []
+    for start, end in spans:
+        if merged and start - merged[-1][1] < KILL_GRACE + 3.0:
+            merged[-1][1] = end
+        else:
+            merged.append([start, end])
+    return merged
 
 
 def as_json(violations: list[Violation]) -> list[dict[str, Any]]:
