@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -20,7 +21,7 @@ from orchestrator.worker import Worker
 from tests.conftest import WaitUntil
 from tests.faults import Fleet, fresh_engine
 from tests.servers import Cluster
-from tests.working import FakeAgent, Gate, Working, add, orchestrator, query, statuses
+from tests.working import QUICK, FakeAgent, Gate, Working, add, orchestrator, query, statuses
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +142,7 @@ def test_sessions_that_are_cut_when_idle(
     engine: Engine, role_url: str, wait_until: WaitUntil, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With an idle_session_timeout that is shorter than every pause, work goes on and the log stays quiet (57P05)."""
-    query(engine, "ALTER ROLE limited SET idle_session_timeout = '50ms'")
+    query(engine, "ALTER ROLE limited SET idle_session_timeout = '400ms'")
     cut = threading.Event()
 
     class Cut(logging.Handler):
@@ -154,19 +155,19 @@ def test_sessions_that_are_cut_when_idle(
     try:
         with (
             caplog.at_level(logging.WARNING),
-            orchestrator(role_url) as orc,
+            orchestrator(role_url, replace(QUICK, poll=1.0, heartbeat=1.0, sweep=1.0)) as orc,
             Working(Worker(orc, [FakeAgent()])) as working,
         ):
             wait_until(lambda: working.worker.id)
             for number in range(1, 6):
-                threading.Event().wait(0.12)
+                threading.Event().wait(0.5)  # longer than the limit
                 add(engine)
                 wait_until(lambda number=number: statuses(engine) == {"done": number})  # type: ignore[misc]
             assert cut.wait(30)
     finally:
         log.removeHandler(handler)
     assert query(engine, "SELECT attempt, status FROM runs") == [(1, "done")] * 5
-    assert said(caplog, "lost the database") <= 1
+    assert said(caplog, "lost the database") <= 2  # a new one may be cut before its first use, on a slow machine
     assert "Traceback" not in caplog.text
 
 
