@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import random
 import selectors
 import socket
@@ -40,6 +41,7 @@ PING_SECONDS = 15.0
 ANSWER_SECONDS = 10.0
 CONNECT_SECONDS = 5
 BACKOFF_SECONDS = (0.2, 30.0)
+QUIET_SECONDS = 60.0
 
 _SEND = text("SELECT count(pg_notify(:channel, payload)) FROM unnest(CAST(:payloads AS text[])) AS payload")
 
@@ -144,6 +146,8 @@ class Listener:
         self._ping = ping
         self._answer = answer
         self._lost_at: float | None = None
+        self._said_at = -math.inf
+        self._level = logging.WARNING
         self._stopping = threading.Event()
         self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="orchestrator-listener", daemon=True)
@@ -175,7 +179,7 @@ class Listener:
                         return
                     if self._lost_at is None:
                         self._lost_at, failures = time.monotonic(), 0
-                        log.warning("lost the connection that hears of new tasks: %s; polling goes on", reason(error))
+                        self._complain(reason(error))
                     low, high = BACKOFF_SECONDS
                     self._stopping.wait(min(high, low * 2**failures) * random.uniform(0.5, 1.0))
                     failures = min(failures + 1, 16)
@@ -237,9 +241,17 @@ class Listener:
             ' set pooler = "transaction" to confirm it, or "session" if it leaves a session to its client'
         )
 
+    def _complain(self, why: str) -> None:
+        """Say that the connection is lost, unless that was said within the last minute: something may cut it regularly."""
+        now = time.monotonic()
+        self._level = logging.WARNING if now - self._said_at >= QUIET_SECONDS else logging.DEBUG
+        if self._level == logging.WARNING:
+            self._said_at = now
+        log.log(self._level, "lost the connection that hears of new tasks: %s; polling goes on", why)
+
     def _heard_again(self) -> None:
         if self._lost_at is not None:
-            log.warning("listening for new tasks again after %.1f s", time.monotonic() - self._lost_at)
+            log.log(self._level, "listening for new tasks again after %.1f s", time.monotonic() - self._lost_at)
             self._lost_at = None
         self._call(self._connected)
 
