@@ -150,7 +150,7 @@ _counter_key = pytest.StashKey[list[int]]()
 
 @pytest.fixture(scope="session")
 def _truncate(migrated_url: str) -> Iterator[Callable[[], None]]:
-    """Empty the tables that have rows; most tests touch few of them, and TRUNCATE costs a file for each."""
+    """Empty the tables that have rows or have given out ids; most tests touch few, and TRUNCATE costs a file for each."""
     with psycopg.connect(
         **connection_parameters(migrated_url, application_name="tests"), autocommit=True
     ) as connection:
@@ -162,9 +162,22 @@ def _truncate(migrated_url: str) -> Iterator[Callable[[], None]]:
             )
             if name not in KEPT
         ]
-        filled = sql.SQL(" UNION ALL ").join(
-            sql.SQL("SELECT {} WHERE EXISTS (SELECT FROM {})").format(sql.Literal(name), sql.Identifier(name))
-            for name in names
+        used = [
+            sql.SQL("SELECT {} WHERE (SELECT is_called FROM {})").format(sql.Literal(table), sql.Identifier(sequence))
+            for table, sequence in connection.execute(
+                "SELECT t.relname, s.relname FROM pg_class AS s JOIN pg_depend AS d ON d.objid = s.oid"
+                " JOIN pg_class AS t ON t.oid = d.refobjid WHERE s.relkind = 'S' AND d.deptype = 'i'"
+            )
+            if table in names
+        ]
+        filled = sql.SQL(" UNION ").join(
+            [
+                *(
+                    sql.SQL("SELECT {} WHERE EXISTS (SELECT FROM {})").format(sql.Literal(name), sql.Identifier(name))
+                    for name in names
+                ),
+                *used,
+            ]
         )
         connection.execute("SET lock_timeout = '10s'")
 
