@@ -133,7 +133,7 @@ def start(
 def process(*arguments: str, url: str | None, cwd: Path, env: dict[str, str] | None = None, **options: Any) -> Said:
     """Run a real process of the command line to its end."""
     running = start(*arguments, url=url, cwd=cwd, env=env, **options)
-    out, err = running.communicate(timeout=60)
+    out, err = running.communicate(timeout=180)
     return Said(running.returncode, out or "", err or "")
 
 

@@ -220,7 +220,11 @@ def test_what_cannot_be_started_is_permanent_and_named(tmp_path: Path) -> None:
     strange = tmp_path / "strange"
     strange.write_bytes(b"\x01\x02\x03")
     strange.chmod(0o755)
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
     for given, cause, named in (
+        (agent(str(script)), "command_not_found", "interpreter in its first line"),
         (agent("no-such-command"), "command_not_found", "no-such-command"),
         (agent("/no/such/command"), "command_not_found", "/no/such/command"),
         (agent("true", dir="/no/such/dir"), "directory_missing", "/no/such/dir"),

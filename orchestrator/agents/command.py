@@ -389,10 +389,11 @@ class _Attempt:
         self._close_input()
 
     def _pass_on(self, name: str, data: bytes, text: str, size: int) -> None:
-        if data:
-            self._reader.feed(name, data)
+        # First as it was written, then what is read from it: a result stands behind the line that holds it.
         if text:
             self._live.write(name, text, size)
+        if data:
+            self._reader.feed(name, data)
         if self._result_at is None and self._reader.has_result:
             self._result_at = self._loop.time()
             self._timers.append(self._loop.call_later(self._definition.result_grace, self._wake))

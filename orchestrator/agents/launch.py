@@ -17,6 +17,7 @@ import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from orchestrator.agents import processes
@@ -159,8 +160,10 @@ class Start:
             )
             return Refused("directory_missing", f"{agent}: directory {self.cwd} {told}; correct its dir")
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            hint = "install it, or correct its command"
-            return Refused("command_not_found", f"{agent}: command {program!r} was not found; {hint}")
+            told = "was not found; install it, or correct its command"
+            if "/" in program and Path(self.cwd or "", program).is_file():
+                told = "names an interpreter in its first line that is not there; install it, or correct that line"
+            return Refused("command_not_found", f"{agent}: command {program!r} {told}")
         if error.errno == errno.EACCES:
             return Refused("command_not_executable", f"{agent}: command {program!r} may not be executed")
         if error.errno == errno.ENOEXEC:

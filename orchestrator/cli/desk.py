@@ -122,9 +122,11 @@ def last_output(
     attempt = int(task["attempt"])
     if not attempt:
         return [], None
-    said = "".join(
-        event.text if event.kind in ("stdout", "stderr") else event.text.rstrip("\n") + "\n"
-        for event in orchestrator.events.last(int(task["id"]), attempt, 50)
-    )
+    said = ""
+    for event in orchestrator.events.last(int(task["id"]), attempt, 50):
+        if event.kind in ("stdout", "stderr"):
+            said += event.text
+        else:
+            said += ("\n" if said and not said.endswith("\n") else "") + event.text.rstrip("\n") + "\n"
     last = [run for run in ended if run["attempt"] == attempt]
     return said.splitlines()[-10:], last[0]["transcript"]["bytes"] if last else None

@@ -103,7 +103,7 @@ class Teller(Observer):
             detail = "the task was not this worker's any more; the result is kept as late"
         elif status is TaskStatus.PENDING:
             what = "interrupted" if outcome.status is OutcomeClass.INTERRUPTED else "retry"
-            next_at = now + timedelta(seconds=recorded.delay)
+            next_at = recorded.at or now + timedelta(seconds=recorded.delay)
             attempts = short.of(claim.attempt + 1, claim.max_retries, settle(claim, outcome).retry_count)
         else:
             what = status.value

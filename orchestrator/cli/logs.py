@@ -23,6 +23,8 @@ FOLLOW_SECONDS = 0.5
 """Seconds between two looks of ``-f``."""
 PAGE = 2_000
 """Pieces that are read at once."""
+STREAMS = ("stdout", "stderr")
+"""What the agent wrote; pieces of other kinds are what was read from it."""
 
 
 def logs(
@@ -34,7 +36,7 @@ def logs(
     attempt: Annotated[
         int | None, typer.Option("--attempt", metavar="N", min=1, help="This attempt, else the last.")
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="As the agent wrote it, control characters included.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Its stdout and stderr as they are, controls included.")] = False,
     tail: Annotated[int | None, typer.Option("--tail", metavar="N", min=0, help="Only the last N lines.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each piece, one a line.")] = False,
 ) -> None:
@@ -105,7 +107,9 @@ class _Log:
         if self._json:
             self._emit(attempt, events[-tail:] if tail else [])
             return last
-        whole = "".join(e.text if e.kind in ("stdout", "stderr") else e.text.rstrip("\n") + "\n" for e in events)
+        if self._raw:
+            events = [event for event in events if event.kind in STREAMS]
+        whole = "".join(e.text if e.kind in STREAMS else e.text.rstrip("\n") + "\n" for e in events)
         kept = "".join(whole.splitlines(keepends=True)[-tail:]) if tail else ""
         if self._raw:
             printing.raw(kept)
@@ -182,8 +186,7 @@ class _Log:
                 )
             return
         if self._raw:
-            for event in events:
-                printing.raw(event.text)
+            printing.raw("".join(event.text for event in events if event.kind in STREAMS))
         else:
             from orchestrator.dashboard.show import logs_gap
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import (
@@ -47,13 +47,17 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What recording did: the task's status afterwards; ``late`` when the attempt no longer owned its task."""
+    """What recording did: the task's status afterwards; ``late`` when the attempt no longer owned its task.
+
+    ``at`` is the instant of the next attempt if it was stated; it wins over ``delay``, in seconds from now.
+    """
 
     task_id: int
     attempt: int
     status: TaskStatus | None
     delay: float = 0.0
     late: bool = False
+    at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +150,7 @@ class RunRepository:
                 if row.is_parent:
                     families.append(claim.task_id)
                 recorded[claim.task_id, claim.attempt] = Recorded(
-                    claim.task_id, claim.attempt, settlement.status, settlement.delay
+                    claim.task_id, claim.attempt, settlement.status, settlement.delay, at=settlement.at
                 )
             wake = write(session, endings, families)
             for ended in late:
