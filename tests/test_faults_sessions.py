@@ -212,7 +212,8 @@ def test_no_transaction_is_open_while_agents_work(
     query(engine, "ALTER ROLE limited SET idle_in_transaction_session_timeout = '5s'")
     sample = (
         "SELECT count(*) FILTER (WHERE state LIKE 'idle in transaction%' AND now() - state_change > interval '1 s'),"
-        " count(*) FILTER (WHERE state LIKE 'idle%' AND backend_xmin IS NOT NULL), count(*)"
+        " count(*) FILTER (WHERE state LIKE 'idle%' AND backend_xmin IS NOT NULL AND now() - state_change > interval '1 s'),"
+        " count(*)"
         " FROM pg_stat_activity WHERE usename = 'limited'"
     )
     seen: list[tuple[int, int, int]] = []
