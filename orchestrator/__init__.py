@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         OrchestratorError,
         SchemaOutOfDate,
         UnknownAgent,
+        WaitTimeout,
     )
     from orchestrator.repositories.runs import RunRepository
     from orchestrator.repositories.tasks import TaskRepository
@@ -51,6 +52,7 @@ _HOMES = {
         "OrchestratorError",
         "SchemaOutOfDate",
         "UnknownAgent",
+        "WaitTimeout",
     ),
     "orchestrator.repositories.runs": ("RunRepository",),
     "orchestrator.repositories.tasks": ("TaskRepository",),
@@ -92,6 +94,7 @@ __all__ = [
     "Transient",
     "UnknownAgent",
     "Usage",
+    "WaitTimeout",
     "Watchdog",
     "Worker",
     "__version__",

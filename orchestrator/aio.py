@@ -10,6 +10,7 @@ from typing import Any
 from orchestrator.domain.entities import Run, Task
 from orchestrator.domain.given import NewTask
 from orchestrator.domain.words import TaskStatus
+from orchestrator.errors import WaitTimeout
 from orchestrator.repositories.adding import Added
 from orchestrator.service import Orchestrator
 from orchestrator.settings import Settings
@@ -44,9 +45,10 @@ class AsyncOrchestrator:
             left = 1.0 if deadline is None else deadline - asyncio.get_running_loop().time()
             try:
                 return await asyncio.to_thread(self.sync.wait, task_id, max(0.0, min(1.0, left)))
-            except TimeoutError:
+            except WaitTimeout as error:
                 if deadline is not None and asyncio.get_running_loop().time() >= deadline:
-                    raise
+                    message = f"{error.message.rpartition(' after ')[0]} after {timeout:g} seconds"
+                    raise WaitTimeout(message, hint=error.hint, **error.ids) from None
 
     async def get(self, task_id: int) -> Task:
         """As ``Orchestrator.get``."""

@@ -12,6 +12,7 @@
     ├── DatabaseUnavailable 6    not reachable; the driver's error is ``__cause__``
     │   ├── SchemaOutOfDate      the schema is not one that this version can work with
     │   └── EmbeddedServerError  the embedded PostgreSQL could not be started
+    ├── WaitTimeout              ``wait`` had a limit; also a TimeoutError
     └── InternalError       70
 
 A message names the thing and its id, what was expected and what was found; ``hint`` is the next step for an operator.
@@ -110,6 +111,13 @@ class EmbeddedServerError(DatabaseUnavailable):
     """The embedded PostgreSQL could not be found, started or stopped."""
 
     code = "embedded_server"
+
+
+class WaitTimeout(OrchestratorError, TimeoutError):
+    """The task has not ended within the time that the caller of ``wait`` gave it. It goes on."""
+
+    code = "wait_timeout"
+    exit_code = 1
 
 
 class InternalError(OrchestratorError):

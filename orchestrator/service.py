@@ -43,6 +43,7 @@ from orchestrator.errors import (
     OrchestratorError,
     SchemaOutOfDate,
     UnknownAgent,
+    WaitTimeout,
 )
 from orchestrator.liveness import boot_clock, identity
 from orchestrator.plans import Plan, definitions, resolve, with_results
@@ -349,7 +350,7 @@ class Orchestrator:
         return transient(self.reading.status, give_up_after=0)
 
     def wait(self, task_id: int, timeout: float | None = None) -> Task:
-        """Wait until the task has ended and return it. Raises TimeoutError after *timeout* seconds, and NotFound."""
+        """Wait until the task has ended and return it. Raises WaitTimeout after *timeout* seconds, and NotFound."""
         deadline = None if timeout is None else time.monotonic() + timeout
         pause = 0.02
         while True:
@@ -360,7 +361,11 @@ class Orchestrator:
                 return self.get(task_id)
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
-                raise TimeoutError(f"task {task_id} is still {status.value} after {timeout:g} seconds")
+                raise WaitTimeout(
+                    f"task {task_id} is still {status.value} after {timeout:g} seconds",
+                    hint=f"orchestrator show {task_id}",
+                    task=task_id,
+                )
             time.sleep(pause if left is None else min(pause, left))
             pause = min(1.0, pause * 1.5)
 
@@ -482,7 +487,9 @@ class Orchestrator:
 
 def new_task(given: Mapping[str, Any]) -> NewTask:
     """A NewTask from the arguments of ``add``. Raises InvalidInput for an unknown one."""
-    values = dict(given)
+    if not isinstance(given, Mapping):
+        raise InvalidInput(f"a task: expected the arguments of add as a mapping, found {given!r:.100}")
+    values: dict[str, Any] = dict(given)
     parts = {
         part: values.pop(f"budget_{part}")
         for part in ("seconds", "tokens", "usd", "turns")
@@ -493,16 +500,16 @@ def new_task(given: Mapping[str, Any]) -> NewTask:
         if values.get("budget") is not None:
             raise InvalidInput("budget: give either budget or its parts, not both")
         parts = {name: value for name, value in parts.items() if value is not None}
-        values["budget"] = Budget(**parts, on_limit=OnLimit(limit or OnLimit.FAIL)) if parts or limit else None
-    retry = values.get("retry")
-    if isinstance(retry, Mapping):
-        values["retry"] = RetryPolicy(**retry)
-    budget = values.get("budget")
-    if isinstance(budget, Mapping):
-        values["budget"] = Budget(**budget)
+        values["budget"] = {**parts, "on_limit": limit or OnLimit.FAIL} if parts or limit else None
+    for field, kind in (("retry", RetryPolicy), ("budget", Budget)):
+        if values.get(field) is not None:
+            values[field] = _value(field, kind, values[field])
     after = values.get("after")
     if after is not None:
-        values["after"] = (after,) if isinstance(after, int | str) else tuple(after)
+        try:
+            values["after"] = (after,) if isinstance(after, int | str) else tuple(after)
+        except TypeError:
+            raise InvalidInput(f"after: expected ids of tasks, found {after!r:.100}") from None
     at = values.get("at")
     if at is not None and not isinstance(at, datetime):
         raise InvalidInput(f"at: expected a datetime, found {at!r}")
@@ -513,6 +520,23 @@ def new_task(given: Mapping[str, Any]) -> NewTask:
         if "agent" not in values:
             raise InvalidInput("agent: a task needs the name of its agent") from None
         raise InvalidInput(f"unknown field {unknown[0]!r} of a task" if unknown else f"not a task: {given!r}") from None
+
+
+def _value(field: str, kind: type[RetryPolicy] | type[Budget], given: Any) -> Any:
+    """*given* as a value of *kind*, which it may be already. Raises InvalidInput."""
+    if isinstance(given, kind):
+        return given
+    known = tuple(kind.__dataclass_fields__)
+    if not isinstance(given, Mapping) or not set(given) <= set(known):
+        raise InvalidInput(f"{field}: expected {', '.join(known)}, found {given!r:.100}")
+    values = dict(given)
+    if "on_limit" in values:
+        try:
+            values["on_limit"] = OnLimit(values["on_limit"])
+        except ValueError:
+            words = ", ".join(each.value for each in OnLimit)
+            raise InvalidInput(f"on_limit: expected one of {words}, found {values['on_limit']!r:.100}") from None
+    return kind(**values)
 
 
 def unknown_agent(name: str, known: Iterable[str]) -> UnknownAgent:

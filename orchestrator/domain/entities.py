@@ -227,6 +227,10 @@ class Task(Base):
         },
     )
 
+    def __repr__(self) -> str:
+        values = vars(self)  # reading an attribute of a detached entity could fail
+        return f"<Task {values.get('id')} {values.get('agent')} {values.get('status')}>"
+
     def guard(self, status: TaskStatus) -> None:
         """Raise InvalidTransition unless the task may move to *status* from where it is."""
         if status not in TRANSITIONS[TaskStatus(self.status)]:
@@ -292,6 +296,10 @@ class Run(Base):
         CheckConstraint("finished_at >= started_at", name="finished_at"),
         {"postgresql_with": {"autovacuum_analyze_scale_factor": 0.05, "autovacuum_vacuum_insert_scale_factor": 0.1}},
     )
+
+    def __repr__(self) -> str:
+        values = vars(self)
+        return f"<Run of task {values.get('task_id')} attempt {values.get('attempt')} {values.get('status')}>"
 
 
 class WorkerRow(Base):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -91,6 +91,8 @@ class AddingRepository:
 
 def check_task(task: NewTask) -> None:
     """Raise InvalidInput, naming the field, for what the database or the domain would not take."""
+    if not isinstance(task.agent, str):
+        raise InvalidInput(f"agent: expected a name, found {task.agent!r}")
     check_text("agent", task.agent, NAME_MAX)
     if not task.agent.strip():
         raise InvalidInput("agent: expected a name, found nothing")
@@ -100,6 +102,9 @@ def check_task(task: NewTask) -> None:
     check_text("concurrency_key", task.concurrency_key, NAME_MAX)
     check_json("input", task.input)
     check_json("params", task.params)
+    for field in ("params", "tags"):
+        if not isinstance(getattr(task, field) or {}, Mapping):
+            raise InvalidInput(f"{field}: expected names and values, found {getattr(task, field)!r}")
     for key, value in (task.tags or {}).items():
         check_text("tags", key, NAME_MAX)
         check_text(f"tags.{key}", value, TITLE_MAX)
@@ -108,6 +113,8 @@ def check_task(task: NewTask) -> None:
     _check_number("priority", task.priority, -(2**31), 2**31 - 1)
     if task.max_retries is not None:
         _check_number("max_retries", task.max_retries, 0, 2**31 - 1)
+    if task.approval:
+        raise InvalidInput("approval is not part of this version yet", hint="hold the task, and release it later")
     if task.at is not None and task.at.tzinfo is None:
         raise InvalidInput(f"at: expected a time with its offset from UTC, found {task.at.isoformat()}")
     budget, retry = task.budget, task.retry
