@@ -42,6 +42,7 @@ def call(home: Path, tmp_path: Path) -> Calls:
     return Calls(home, tmp_path)
 
 
+@pytest.mark.timeout(400)
 def test_it_is_started_used_and_stopped(call: Calls) -> None:
     """Every command finds the server that the first one started; a worker's connection keeps it up."""
     before = strict(call("db", "status", "--json", code=6).out)
@@ -64,19 +65,19 @@ def test_it_is_started_used_and_stopped(call: Calls) -> None:
 
     # while a worker is connected it is not stopped
     (call.folder / "orchestrator.toml").write_text('[agents.idle]\ncommand = ["true"]\n')
-    worker = start("worker", url=None, cwd=call.folder, env=call.env, preexec_fn=_mind_interrupts)
-    assert worker.stderr is not None
-    assert "works for idle" in worker.stderr.readline()
-    pause = threading.Event()
-    while not strict(call("workers", "--json").out)["workers"]:
-        pause.wait(0.05)
-    refused = call("db", "stop", "--json", code=5)
-    assert strict(refused.out)["error"]["code"] == "conflict"
-    worker.send_signal(signal.SIGTERM)
-    assert worker.wait(30) == 0
-    for stream in (worker.stdout, worker.stderr):
-        assert stream is not None
-        stream.close()
+    with start("worker", url=None, cwd=call.folder, env=call.env, preexec_fn=_mind_signals) as worker:
+        try:
+            assert worker.stderr is not None
+            assert "works for idle" in worker.stderr.readline()
+            pause = threading.Event()
+            while not strict(call("workers", "--json").out)["workers"]:
+                pause.wait(0.05)
+            refused = call("db", "stop", "--json", code=5)
+            assert strict(refused.out)["error"]["code"] == "conflict"
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(60) == 0
+        finally:
+            worker.kill()
 
     # stopped it stays, until a command is given
     assert strict(call("db", "stop", "--json").out) == {"stopped": True}
@@ -85,7 +86,7 @@ def test_it_is_started_used_and_stopped(call: Calls) -> None:
     assert strict(call("db", "stop", "--force", "--json").out) == {"stopped": True}
 
 
-def _mind_interrupts() -> None:
+def _mind_signals() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -257,25 +259,40 @@ def test_watchdog_once_takes_back_the_tasks_of_the_dead(cli: Cli, making: Making
 NAPS = 'agents: {nap: {command: [sleep, "600"]}}\ntasks: [{name: a, agent: nap}, {name: b, agent: nap}]\n'
 
 
+@pytest.fixture
+def begin() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start real processes; whatever a failed test leaves of them is ended."""
+    with contextlib.ExitStack() as stack:
+
+        def begin_one(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+            running = stack.enter_context(start(*arguments, **options))
+            stack.callback(running.kill)
+            return running
+
+        yield begin_one
+
+
+Begin = Callable[..., subprocess.Popen[str]]
+
+
 @pytest.mark.slow
 def test_ctrl_c_once_drains_and_twice_ends(
-    database_url: str, engine: Engine, tmp_path: Path, wait_until: WaitUntil
+    database_url: str, engine: Engine, tmp_path: Path, wait_until: WaitUntil, begin: Begin
 ) -> None:
     """The first Ctrl-C lets agents finish, the second ends them: 130, a summary, tasks handed back, no process left."""
     (tmp_path / "plan.yaml").write_text(NAPS)
-    running = start("run", "plan.yaml", "--grace", "500", url=database_url, cwd=tmp_path, preexec_fn=_mind_interrupts)
+    running = begin("run", "plan.yaml", "--grace", "500", url=database_url, cwd=tmp_path, preexec_fn=_mind_interrupts)
     lines: list[str] = []
     reader = _read(running.stderr, lines)
-    wait_until(lambda: _rows(engine, "SELECT 1 FROM tasks WHERE status = 'running' OFFSET 1"))
+    wait_until(lambda: _rows(engine, "SELECT 1 FROM tasks WHERE status = 'running' OFFSET 1"), 90)
     running.send_signal(signal.SIGINT)
-    wait_until(lambda: any("stopping (SIGINT)" in line for line in lines))
+    wait_until(lambda: any("stopping (SIGINT)" in line for line in lines), 90)
     assert running.poll() is None
     running.send_signal(signal.SIGINT)
-    assert running.wait(30) == 130
+    assert running.wait(60) == 130
     reader.join(10)
     assert running.stdout is not None
     summary = running.stdout.read()
-    running.stdout.close()
     assert "again: orchestrator run plan.yaml" in summary
     assert [row[0] for row in _rows(engine, "SELECT DISTINCT status FROM tasks")] == ["pending"]
     assert {row[0] for row in _rows(engine, "SELECT status FROM runs")} == {"interrupted"}
@@ -298,15 +315,15 @@ def _read(stream: Any, lines: list[str]) -> threading.Thread:
 
 
 @pytest.mark.slow
-def test_two_runs_of_one_plan_at_once(database_url: str, engine: Engine, tmp_path: Path) -> None:
+def test_two_runs_of_one_plan_at_once(database_url: str, engine: Engine, tmp_path: Path, begin: Begin) -> None:
     """Both succeed, and every task was run once."""
     tasks = "".join(f"  - {{name: t{n}, agent: say}}\n" for n in range(20))
     (tmp_path / "plan.yaml").write_text(
         f'agents: {{say: {{command: [sh, -c, "sleep 0.05; echo ok"]}}}}\ntasks:\n{tasks}'
     )
-    both = [start("run", "plan.yaml", "--json", url=database_url, cwd=tmp_path) for _ in range(2)]
+    both = [begin("run", "plan.yaml", "--json", url=database_url, cwd=tmp_path) for _ in range(2)]
     for each in both:
-        out, err = each.communicate(timeout=60)
+        out, err = each.communicate(timeout=110)
         assert each.returncode == 0, err
         assert strict(out)["totals"]["done"] == 20
     assert [row[0] for row in _rows(engine, "SELECT count(*) FROM runs")] == [20]
@@ -353,21 +370,21 @@ def test_agents_see_the_end_of_their_input(database_url: str, tmp_path: Path, st
 
 
 @pytest.mark.slow
-def test_logs_follow_a_task_over_its_retry(database_url: str, engine: Engine, tmp_path: Path) -> None:
+def test_logs_follow_a_task_over_its_retry(database_url: str, tmp_path: Path, begin: Begin) -> None:
     """-f shows both attempts as they come, and ends with the task; as JSON lines every piece says its attempt."""
     script = "echo try $ORCHESTRATOR_ATTEMPT; until test -e go; do sleep 0.05; done; test $ORCHESTRATOR_ATTEMPT = 2"
     (tmp_path / "orchestrator.toml").write_text(
         f'[agents.twice]\ncommand = ["sh", "-c", "{script}"]\nretry = {{initial = 0.01}}\n'
     )
     process("add", "twice", url=database_url, cwd=tmp_path)
-    worker = start("worker", "--until-idle", url=database_url, cwd=tmp_path)
-    following = start("logs", "1", "-f", "--json", url=database_url, cwd=tmp_path)
+    worker = begin("worker", "--until-idle", url=database_url, cwd=tmp_path)
+    following = begin("logs", "1", "-f", "--json", url=database_url, cwd=tmp_path)
     assert following.stdout is not None
     first = following.stdout.readline()
     (tmp_path / "go").touch()
-    rest, err = following.communicate(timeout=60)
+    rest, err = following.communicate(timeout=90)
     assert following.returncode == 0, err
-    assert worker.communicate(timeout=60)[0] == ""
+    assert worker.communicate(timeout=90)[0] == ""
     assert worker.returncode == 0
     pieces = [json.loads(line) for line in [first, *rest.splitlines()]]
     assert [(piece["attempt"], piece["text"]) for piece in pieces] == [(1, "try 1\n"), (2, "try 2\n")]

@@ -175,14 +175,11 @@ def _connected(target: str | Engine) -> Iterator[Connection]:
     engine = make_engine(target, pool_size=1, pooler="transaction") if isinstance(target, str) else target
     try:
         try:
-            connection = engine.connect()
+            # The rollback at its end is inside, too: a session that was ended meanwhile fails there first.
+            with engine.connect() as connection:
+                yield connection
         except DBAPIError as error:
             raise _explained(error) from error
-        with connection:
-            try:
-                yield connection
-            except DBAPIError as error:
-                raise _explained(error) from error
     finally:
         if isinstance(target, str):
             engine.dispose()
