@@ -84,7 +84,8 @@ def test_nothing_is_idle_in_transaction_while_an_agent_runs(orc: Orchestrator, d
             seen.extend(
                 watching.execute(
                     "SELECT state, query FROM pg_stat_activity WHERE datname = current_database()"
-                    " AND pid <> pg_backend_pid() AND (state LIKE 'idle in transaction%' OR xact_start IS NOT NULL)"
+                    " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+                    " AND (state LIKE 'idle in transaction%' OR xact_start IS NOT NULL)"
                 ).fetchall()
             )
 
