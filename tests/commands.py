@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -92,7 +93,12 @@ class Cli:
 
         self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
         self._capsys.readouterr()
-        found = main(list(arguments))
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+        try:
+            found = main(list(arguments))
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
         out, err = self._capsys.readouterr()
         said = Said(found, out, err)
         assert code is None or found == code, said

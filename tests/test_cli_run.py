@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.commands import CONTROL, Cli, process, start, strict
+from tests.commands import CONFIG, CONTROL, Cli, process, start, strict
 from tests.conftest import WaitUntil
 from tests.making import Making, new_worker
 
@@ -388,6 +388,23 @@ def test_logs_follow_a_task_over_its_retry(database_url: str, tmp_path: Path, be
     assert worker.returncode == 0
     pieces = [json.loads(line) for line in [first, *rest.splitlines()]]
     assert [(piece["attempt"], piece["text"]) for piece in pieces] == [(1, "try 1\n"), (2, "try 2\n")]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_told_twice_to_stop_ends_as_if_told_once(
+    database_url: str, tmp_path: Path, begin: Begin
+) -> None:
+    """SIGTERM again, at any moment of its end: exit code 0, as a service manager expects it."""
+    (tmp_path / "orchestrator.toml").write_text(CONFIG)
+    for _ in range(3):
+        worker = begin("worker", "--name", "w", url=database_url, cwd=tmp_path)
+        assert worker.stderr is not None
+        assert "works" in worker.stderr.readline()
+        while worker.poll() is None:
+            worker.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(0.005)
+        assert worker.returncode == 0, worker.stderr.read()
 
 
 @pytest.fixture

@@ -384,13 +384,24 @@ def worker(
 
         teller = Teller(tell, orchestrator.reading.now(), orchestrator.settings.grace)
         made = Worker(orchestrator, agents, concurrency, name=name, observers=[teller], metrics_port=metrics_port)
+        _on_signals(lambda *_: made.stop())
         if not quiet:
             names = ", ".join(sorted({each.name for each in agents}))
             slots = orchestrator.settings.changed(concurrency=concurrency).concurrency or 10
             until = " until idle" if until_idle else ""
             printing.note(f"worker {made.name} works{until} for {names}: {slots} slots, {orchestrator.shown_url}")
         code = made.run(until_idle=until_idle)
+        # The interpreter takes its handlers away while it ends: one more SIGTERM would make a clean end look like a crash.
+        _on_signals(signal.SIG_IGN)
     raise typer.Exit(code)
+
+
+def _on_signals(handler: Any) -> None:
+    """From now on *handler* has SIGTERM and SIGHUP, except while the worker handles them itself."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            with contextlib.suppress(ValueError):  # not in the main thread
+                signal.signal(number, handler)
 
 
 def _agents_for_worker(own: state.State, names: Sequence[str], plans: Sequence[str]) -> list[Agent]:

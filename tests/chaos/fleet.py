@@ -113,8 +113,10 @@ class Fleet:
         member.starts += 1
 
     def works(self, member: Member) -> bool:
-        """Whether the process of a place has come so far that it works; one that only begins is no victim."""
-        return member.process is not None and b" start " in member.log.read_bytes()[member.log_began :]
+        """Whether the process of a place has come so far that it works; one that only begins or ends is no victim."""
+        if member.process is None or member.asked is not None:
+            return False
+        return b" start " in member.log.read_bytes()[member.log_began :]
 
     def reap(self) -> None:
         """Collect the workers that have ended."""
