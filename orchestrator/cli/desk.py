@@ -24,16 +24,20 @@ class Desk:
     """Reads and changes for a live view. *changed* is called after a change: the view's picture is old then."""
 
     deeds = frozenset({"cancel", "retry", "hold", "release", "pause", "resume"})
-    pages = frozenset({"show", "logs"})
+    pages = frozenset({"show", "logs", "why"})
 
     def __init__(self, orchestrator: Orchestrator, changed: Callable[[], None] = lambda: None) -> None:
         self._orchestrator = orchestrator
         self._changed = changed
 
     def page(self, what: str, task_id: int, look: Look) -> list[Line]:
-        """Return the page *what* of a task: ``show`` or ``logs``. Raises NotFound; driver errors come as they are."""
+        """Return the page *what* of a task. Raises NotFound; driver errors come as they are."""
         if what == "logs":
             return self._logs(task_id, look)
+        if what == "why":
+            from orchestrator.dashboard.why import diagnose, render_why
+
+            return render_why(diagnose(self._orchestrator.diagnosis.facts(task_id)), look)
         from orchestrator.dashboard.show import render_show
 
         reading = self._orchestrator.reading

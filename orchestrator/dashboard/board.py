@@ -190,12 +190,13 @@ def _small(snapshot: Snapshot, now: datetime, look: Look) -> list[Line]:
 
 
 def _panes(snapshot: Snapshot, now: datetime, look: Look, refresh: float | None) -> list[Line]:
-    """Return the frame with all its panes; rows that a pane does not need go to the running tasks."""
+    """Return the frame with all its panes; rows that a pane does not need go to the running tasks, theirs to the rest."""
     header = _headers(snapshot, now, look, refresh)
     hint = _hint(look)
     rest = look.height - len(header) - (1 if hint else 0)
     needs = _needs(snapshot, now, look, max(3, rest // 4)) if _needy(snapshot) else []
-    agents_most = min(8 if look.wide else 4, max(len(snapshot.agents), len(snapshot.workers) if look.wide else 0))
+    agents_all = max(len(snapshot.agents), len(snapshot.workers) if look.wide else 0)
+    agents_most = min(8 if look.wide else 4, agents_all)
     failures_most = min(5 if look.height >= 30 else 2, len(snapshot.failures))
     top = [_needs_rule(snapshot, look), *needs] if needs else [_all_well(look)]
     room = rest - len(top)
@@ -210,6 +211,15 @@ def _panes(snapshot: Snapshot, now: datetime, look: Look, refresh: float | None)
         failures_most = 0
     if left() < least:
         agents_most = 0
+    spare = left() - least if not snapshot.running else left() - 1 - len(snapshot.running)
+    if spare > 0 and len(snapshot.running) >= snapshot.running_count.n:
+        if needs:
+            more = _needs(snapshot, now, look, max(3, rest // 4) + spare)
+            spare, room = spare - (len(more) - len(needs)), room - (len(more) - len(needs))
+            top = [top[0], *more]
+        grown = min(spare, agents_all - agents_most)
+        agents_most += grown
+        failures_most += min(spare - grown, len(snapshot.failures) - failures_most) if failures_most else 0
     places, running = _running_rows(snapshot, now, look, left() - 1)
     lines = [*header, *top, _running_rule(snapshot, look, places if running else None), *running]
     if agents_most:

@@ -27,4 +27,6 @@ def reason_of(error: Exception) -> str:
     # libpq names the server first and asks a question last; between them stands what happened.
     text = re.sub(r".*\bfailed: (?:FATAL: +|error: )?", "", text)
     text = re.split(r" (?=Is the server |This probably means )", text)[0]
+    if text == "No such file or directory":  # of the socket, which a server that does not run has not
+        return "no server runs there"
     return text[:1].lower() + text[1:] if text[1:2].islower() else text

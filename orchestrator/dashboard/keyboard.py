@@ -109,9 +109,11 @@ class Keyboard:
             self._say(value)
         elif what == "page":
             self._reading = False
-            wanted, lines, self._page_fault = value
-            if lines is not None:
-                self._page_of, self._page = wanted, lines
+            wanted, lines, fault = value
+            if wanted[0] == self.controls.page:  # not of one that was left meanwhile
+                self._page_fault = fault
+                if lines is not None:
+                    self._page_of, self._page = wanted, lines
         elif what == "key":
             page = self.controls.page
             done = self.controls.key(value, rows(), subject)
@@ -119,6 +121,7 @@ class Keyboard:
                 self._said_at = time.monotonic()
             if self.controls.page != page:
                 self._page_at = float("-inf")
+                self._page_of, self._page_fault = None, ""
             if isinstance(done, Asked):
                 self._do(done)
             return done == "quit"
@@ -159,14 +162,18 @@ class Keyboard:
             title, lines = "keys", help_lines(look)
         else:
             title, lines = f"{page.what} {page.task_id}", self._read(page, look)
-        controls, last = self.controls, max(0, len(lines) - (room - 1))
+        head = [rule(look, title, "Esc back" if not look.tiny else "")]
+        if self._page_fault and page.what != "keys":
+            text = f"not read again: {self._page_fault}" if self._page_of else self._page_fault
+            head.append(Line(look).fill(text, look.width, "bold red"))
+        room -= len(head)
+        controls, last = self.controls, max(0, len(lines) - room)
         if page.what == "logs":  # the end is what one looks at
-            shown, top = window(lines, room - 1, last + controls.scroll)
+            shown, top = window(lines, room, last + controls.scroll)
             controls.scroll = top - last
         else:
-            shown, controls.scroll = window(lines, room - 1, controls.scroll)
-        right = self._page_fault if page.what != "keys" else ""
-        return [rule(look, title, right or ("Esc back" if not look.tiny else "")), *(line.trimmed() for line in shown)]
+            shown, controls.scroll = window(lines, room, controls.scroll)
+        return [*head, *(line.trimmed() for line in shown)]
 
     def _read(self, page: Page, look: Look) -> list[Line]:
         wanted = (page, look.width, look.ascii)
@@ -175,7 +182,9 @@ class Keyboard:
             self._reading = True
             self._page_at = time.monotonic()
             threading.Thread(target=self._fetch, args=(wanted, look), name="page", daemon=True).start()
-        return self._page if known else [look.line(("reading …", "dim"))]
+        if known:
+            return self._page
+        return [] if self._page_fault else [look.line((f"reading {look.ellipsis}", "dim"))]
 
     def _fetch(self, wanted: tuple[Page, int, bool], look: Look) -> None:
         page, desk = wanted[0], self._desk

@@ -41,7 +41,7 @@ BURST_SECONDS = 0.01
 def name_of(burst: bytes) -> str | None:
     """Return the name of the one key that *burst* is, None for anything else.
 
-    The same moving key several times over, as a held key sends it to a busy process, is that key once.
+    The same moving key, or Esc, several times over, as a held key sends it to a busy process, is that key once.
     """
     if burst in _NAMES:
         return _NAMES[burst]
@@ -51,7 +51,7 @@ def name_of(burst: bytes) -> str | None:
     for length in (1, 3, 4):
         first = burst[:length]
         name = _NAMES.get(first) or first.decode(errors="replace")
-        if len(burst) > length and name in MOVES and burst == first * (len(burst) // length):
+        if len(burst) > length and (name in MOVES or name == "esc") and burst == first * (len(burst) // length):
             return name
     return None
 

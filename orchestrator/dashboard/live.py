@@ -168,6 +168,7 @@ class RunLive:
         self._told = False
         self._ended = False
         self._paused = False
+        self._suspended = False
         pages = (desk.pages | {"tree"}) if desk is not None else {"tree"}
         controls = Controls(desk.deeds if desk is not None else (), pages)
         self._keyboard = Keyboard(controls, desk, self._inbox.put, reason_of)
@@ -279,8 +280,11 @@ class RunLive:
             with self._lock:
                 self._keyboard.give_back()
                 self._screen.close(keep=True)
+            # The main thread stops us a moment later: until it goes on, the terminal is not ours to draw on.
+            self._suspended = True
             self._signals.stop_here()
         elif what == "continue":
+            self._suspended = False
             if not self._paused:
                 self._keyboard.take()
             self._screen.redraw()
@@ -311,7 +315,7 @@ class RunLive:
         return run_view.subject_of(self._source(), target, self._clock())
 
     def _draw(self, *, keys: bool = True) -> None:
-        if self._paused:
+        if self._paused or (self._suspended and keys):
             return
         view, now, look = self._source(), self._clock(), self._look()
         here = foreground(self._stream)
