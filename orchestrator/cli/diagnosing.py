@@ -139,3 +139,33 @@ def _database(own: state.State, url: str) -> Iterator[Check]:
                 yield from rules.queue_checks(orchestrator.health.queue(), __version__)
     except OrchestratorError as error:
         yield _failed("database", error)
+
+
+# -- metrics -----------------------------------------------------------------------------------------------------------
+
+
+def metrics(context: typer.Context, as_json: JsonOption = False) -> None:
+    """Print metrics as Prometheus text.
+
+    The queue as it is now, and the last hour. Workers and the watchdog serve
+    their own with --metrics-port. docs/metrics.md explains each name.
+
+    \b
+    Examples:
+      orchestrator metrics
+      orchestrator metrics > /var/lib/node_exporter/orchestrator.prom
+    """
+    own = state.of(context, as_json)
+    with own.open() as orchestrator:
+        numbers = orchestrator.health.numbers()
+    from orchestrator.metrics import queue_families, text
+
+    if as_json:
+        samples = [
+            {"name": sample.name, "labels": dict(sample.labels), "value": sample.value}
+            for family in queue_families(numbers)
+            for sample in family.samples
+        ]
+        printing.document({"metrics": samples})
+    else:
+        printing.raw(text(queue_families(numbers)))

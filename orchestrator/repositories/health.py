@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -17,8 +18,11 @@ from sqlalchemy.orm import Session, sessionmaker
 from orchestrator.database.drift import drift
 from orchestrator.database.engine import connection_parameters
 from orchestrator.database.transient import transient
+from orchestrator.domain import histogram, snapshot
+from orchestrator.domain.alerts import alerts
 from orchestrator.domain.diagnosis import DatabaseFacts, QueueFacts, SessionFacts
 from orchestrator.domain.entities import Base, WorkerRow
+from orchestrator.domain.snapshot import AgentRow, Alert
 from orchestrator.errors import InvalidInput
 from orchestrator.repositories import overview
 from orchestrator.repositories.bounded import bounded
@@ -47,6 +51,37 @@ SETTINGS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class AgentHour:
+    """What ended of one agent in the last hour."""
+
+    done: int = 0
+    failed: int = 0
+    other: int = 0
+    tokens: int = 0
+    cost_usd: float = 0.0
+    unknown_cost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueNumbers:
+    """What ``metrics`` tells of the queue.
+
+    ``holds`` are counts by bucket of ``domain.histogram`` over the last hour, ``hold_ms`` their sum; ``finished`` the
+    planner's estimates; ``oldest_transaction`` the seconds of the oldest one that keeps vacuum from its work.
+    """
+
+    now: datetime
+    agents: tuple[AgentRow, ...]
+    workers: tuple[snapshot.WorkerRow, ...]
+    alerts: tuple[Alert, ...]
+    hours: dict[str, AgentHour]
+    holds: list[int]
+    hold_ms: float
+    finished: dict[str, int | None]
+    oldest_transaction: float
+
+
 class HealthRepository:
     """Reading the state of the database itself."""
 
@@ -61,6 +96,32 @@ class HealthRepository:
     def queue(self) -> QueueFacts:
         """What holds for our tables. Raises DatabaseUnavailable, InvalidInput when they may not be read."""
         return _once(self._queue)
+
+    def numbers(self) -> QueueNumbers:
+        """What ``metrics`` tells, from the reads of ``status``. Raises DatabaseUnavailable, InvalidInput."""
+        return _once(self._numbers)
+
+    def _numbers(self) -> QueueNumbers:
+        with bounded(self._sessions) as session:
+            now = overview.database_now(session)
+            workers = overview.read_workers(session, now)
+            running, _ = overview.read_running(session, 1000)
+            agents = overview.read_agents(session, overview.read_work(session), workers, now)
+            claims = session.execute(_HOLDS, {"since": now - timedelta(hours=1)}).all()
+            return QueueNumbers(
+                now=now,
+                agents=tuple(agents),
+                workers=tuple(workers),
+                alerts=tuple(alerts(now, workers, agents, running)),
+                hours={
+                    row[0]: AgentHour(int(row[1]), int(row[2]), int(row[3]), int(row[4]), float(row[5]), int(row[6]))
+                    for row in session.execute(_HOURS, {"since": now - timedelta(hours=1)})
+                },
+                holds=histogram.added(row.holds for row in claims),
+                hold_ms=float(sum(row.hold_ms for row in claims)),
+                finished=overview.finished_estimate(session),
+                oldest_transaction=float(session.scalar(_OLDEST) or 0.0),
+            )
 
     def _database(self) -> DatabaseFacts:
         with bounded(self._sessions) as session:
@@ -251,4 +312,18 @@ WHERE schemaname = current_schema() AND relname = ANY(:names) AND n_dead_tup > :
 ORDER BY 1
 """)
 
-__all__ = ["HealthRepository"]
+# Both use minutes_pkey.
+_HOLDS = text("SELECT hold_ms, holds FROM minutes WHERE minute > :since AND agent = ''")
+
+_HOURS = text("""
+SELECT agent, sum(done), sum(failed), sum(other), sum(tokens), sum(cost_usd), sum(unknown_cost)
+FROM minutes WHERE minute > :since AND agent <> '' GROUP BY agent
+""")
+
+_OLDEST = text("""
+SELECT extract(epoch FROM clock_timestamp() - min(xact_start))::float8 FROM pg_stat_activity
+WHERE (datname = current_database() OR backend_type = 'walsender') AND pid <> pg_backend_pid()
+  AND backend_type <> 'autovacuum worker' AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+""")
+
+__all__ = ["AgentHour", "HealthRepository", "QueueNumbers"]
