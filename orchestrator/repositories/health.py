@@ -107,12 +107,13 @@ class HealthRepository:
             workers = overview.read_workers(session, now)
             running, _ = overview.read_running(session, 1000)
             agents = overview.read_agents(session, overview.read_work(session), workers, now)
+            hold, oldest = overview.read_lock_hold(session, now), overview.oldest_transaction(session)
             claims = session.execute(_HOLDS, {"since": now - timedelta(hours=1)}).all()
             return QueueNumbers(
                 now=now,
                 agents=tuple(agents),
                 workers=tuple(workers),
-                alerts=tuple(alerts(now, workers, agents, running)),
+                alerts=tuple(alerts(now, workers, agents, running, hold=hold, oldest_transaction=oldest)),
                 hours={
                     row[0]: AgentHour(int(row[1]), int(row[2]), int(row[3]), int(row[4]), float(row[5]), int(row[6]))
                     for row in session.execute(_HOURS, {"since": now - timedelta(hours=1)})
@@ -120,7 +121,7 @@ class HealthRepository:
                 holds=histogram.added(row.holds for row in claims),
                 hold_ms=float(sum(row.hold_ms for row in claims)),
                 finished=overview.finished_estimate(session),
-                oldest_transaction=float(session.scalar(_OLDEST) or 0.0),
+                oldest_transaction=oldest or 0.0,
             )
 
     def _database(self) -> DatabaseFacts:
@@ -318,12 +319,6 @@ _HOLDS = text("SELECT hold_ms, holds FROM minutes WHERE minute > :since AND agen
 _HOURS = text("""
 SELECT agent, sum(done), sum(failed), sum(other), sum(tokens), sum(cost_usd), sum(unknown_cost)
 FROM minutes WHERE minute > :since AND agent <> '' GROUP BY agent
-""")
-
-_OLDEST = text("""
-SELECT extract(epoch FROM clock_timestamp() - min(xact_start))::float8 FROM pg_stat_activity
-WHERE (datname = current_database() OR backend_type = 'walsender') AND pid <> pg_backend_pid()
-  AND backend_type <> 'autovacuum worker' AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
 """)
 
 __all__ = ["AgentHour", "HealthRepository", "QueueNumbers"]
