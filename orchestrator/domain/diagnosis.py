@@ -63,7 +63,7 @@ class TaskFacts:
 
     - ``task``: the task object of the contract; ``due`` from its row: whether its time has come, as a claim sees it
     - ``local``: its agent is defined in a plan file, so that only a process that loaded the plan knows it
-    - ``ahead``: ready tasks of its agent that are claimed before it; ``ready`` all of them, itself included
+    - ``ahead``: ready tasks of its agent that are claimed before it
     - ``suspects_ahead``: of those that were lost with a worker before, which are taken one at a time
     - ``workers``: live ones that know its agent, and ``owner`` the one that runs it
     - ``parents``: the first of the tasks that it needs and that are not done, ``parent_count`` how many there are
@@ -87,7 +87,6 @@ class TaskFacts:
     workers: tuple[WorkerFacts, ...] = ()
     owner: WorkerFacts | None = None
     ahead: Count = Count()
-    ready: Count = Count()
     suspects_ahead: Count = Count()
     ended_hour: int | None = None
     parents: tuple[Relative, ...] = ()
