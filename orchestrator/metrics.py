@@ -1,19 +1,29 @@
 """Counters of one worker process, safe from any thread: claims, lock holds, ends, tokens and cost.
 
-``take`` hands out what has come since the last time, to be added to the ``minutes`` table; ``text`` is the process's own
-totals for Prometheus. How long a claim's FOR UPDATE lock was held is the price that ADR-0004 watches.
+``take`` hands out what has come since the last time, to be added to the ``minutes`` table; ``families`` are the process's
+own totals for Prometheus, ``queue_families`` those of the whole queue. How long a claim's FOR UPDATE lock was held is the
+price that ADR-0004 watches. The names are explained in docs/metrics.md; a test compares.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from orchestrator.domain import histogram
 from orchestrator.domain.outcome import Outcome
-from orchestrator.domain.snapshot import LockHold
+from orchestrator.domain.snapshot import LockHold, WorkerRow
 from orchestrator.domain.words import OutcomeClass
+from orchestrator.repositories.health import QueueNumbers
 from orchestrator.repositories.minutes import MinuteCounts
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 FAILED = frozenset(
     {
@@ -26,6 +36,9 @@ FAILED = frozenset(
 )
 """Ends of an attempt that count as failures; what is neither done nor failed was limited, stopped, asked or lost."""
 
+BATCHES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
+SECONDS = (0.1, 1.0, 10.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0, 43200.0)
+
 
 class Metrics:
     """What one worker process did."""
@@ -34,6 +47,9 @@ class Metrics:
         self._lock = threading.Lock()
         self._new: dict[str, MinuteCounts] = {}
         self._totals: dict[str, MinuteCounts] = {}
+        self._outcomes: Counter[tuple[str, str]] = Counter()
+        self._batches = _Histogram(BATCHES)
+        self._seconds = _Histogram(SECONDS)
 
     def claimed(self, agents: Iterable[str], hold_seconds: float) -> None:
         """Count one claim statement that took a task for each of *agents*, or, without any, an empty one.
@@ -56,9 +72,15 @@ class Metrics:
                     counts.claims += 1
 
     def ended(self, ends: Iterable[tuple[str, Outcome]]) -> None:
-        """Count recorded attempts: pairs of the agent's name and the outcome."""
+        """Count the attempts that one transaction recorded: pairs of the agent's name and the outcome."""
+        batch = list(ends)
+        if not batch:
+            return
         with self._lock:
-            for agent, outcome in ends:
+            self._batches.add(len(batch))
+            for agent, outcome in batch:
+                self._outcomes[agent, outcome.status.value] += 1
+                self._seconds.add(outcome.elapsed)
                 usage = outcome.usage
                 for counts in self._both(agent):
                     if outcome.status is OutcomeClass.DONE:
@@ -101,47 +123,51 @@ class Metrics:
             return LockHold()
         return LockHold(total / number, histogram.quantile(holds, 0.5), histogram.quantile(holds, 0.99), number)
 
-    def text(self) -> str:
-        """This process's totals in the text format of Prometheus."""
+    def families(self) -> Iterator[Metric]:
+        """This process's totals as metrics of Prometheus."""
+        from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
         with self._lock:
             totals = sorted(self._totals.values(), key=lambda each: each.agent)
-            agents = [each for each in totals if each.agent]
-            own = self._totals.get("", MinuteCounts(""))
+            agents = [replace(each) for each in totals if each.agent]
+            own = replace(self._totals.get("", MinuteCounts("")))
             holds = list(own.holds or [0] * histogram.BUCKETS)
-            lines = [
-                "# HELP orchestrator_worker_claims_total Claim statements of this process.",
-                "# TYPE orchestrator_worker_claims_total counter",
-                f'orchestrator_worker_claims_total{{result="tasks"}} {own.claims}',
-                f'orchestrator_worker_claims_total{{result="empty"}} {own.empty_claims}',
-                "# HELP orchestrator_worker_tasks_claimed_total Tasks claimed by this process.",
-                "# TYPE orchestrator_worker_tasks_claimed_total counter",
-                *(f"orchestrator_worker_tasks_claimed_total{{{_label(each)}}} {each.claims}" for each in agents),
-                "# HELP orchestrator_worker_attempts_total Recorded attempts of this process.",
-                "# TYPE orchestrator_worker_attempts_total counter",
-            ]
+            outcomes = sorted(self._outcomes.items())
+            batches, seconds = self._batches.copy(), self._seconds.copy()
+
+        claims = CounterMetricFamily("orchestrator_worker_claims_total", "Claim statements.", labels=["result"])
+        claims.add_metric(["tasks"], own.claims)
+        claims.add_metric(["empty"], own.empty_claims)
+        yield claims
+        ended = CounterMetricFamily(
+            "orchestrator_worker_attempts_total", "Recorded attempts.", labels=["agent", "outcome"]
+        )
+        for (agent, outcome), number in outcomes:
+            ended.add_metric([agent, outcome], number)
+        yield ended
+        for name, what, value in (
+            ("tasks_claimed", "Tasks claimed.", "claims"),
+            ("tokens", "Tokens used by recorded attempts, as far as known.", "tokens"),
+            ("cost_usd", "Cost of recorded attempts in USD, as far as known.", "cost_usd"),
+            ("unknown_cost_attempts", "Recorded attempts of whose cost nothing is known.", "unknown_cost"),
+        ):
+            family = CounterMetricFamily(f"orchestrator_worker_{name}_total", what, labels=["agent"])
             for each in agents:
-                for end, count in (("done", each.done), ("failed", each.failed), ("other", each.other)):
-                    lines.append(f'orchestrator_worker_attempts_total{{{_label(each)},end="{end}"}} {count}')
-            lines += [
-                "# HELP orchestrator_worker_tokens_total Tokens used by recorded attempts, as far as known.",
-                "# TYPE orchestrator_worker_tokens_total counter",
-                *(f"orchestrator_worker_tokens_total{{{_label(each)}}} {each.tokens}" for each in agents),
-                "# HELP orchestrator_worker_cost_usd_total Cost of recorded attempts, as far as known.",
-                "# TYPE orchestrator_worker_cost_usd_total counter",
-                *(f"orchestrator_worker_cost_usd_total{{{_label(each)}}} {each.cost_usd:g}" for each in agents),
-                "# HELP orchestrator_worker_lock_hold_seconds From FOR UPDATE sent to COMMIT answered.",
-                "# TYPE orchestrator_worker_lock_hold_seconds histogram",
-            ]
-            seen = 0
-            for bound, count in zip(histogram.BOUNDS_MS, holds, strict=False):
-                seen += count
-                lines.append(f'orchestrator_worker_lock_hold_seconds_bucket{{le="{bound / 1000:.6g}"}} {seen}')
-            lines += [
-                f'orchestrator_worker_lock_hold_seconds_bucket{{le="+Inf"}} {sum(holds)}',
-                f"orchestrator_worker_lock_hold_seconds_sum {own.hold_ms / 1000:.6f}",
-                f"orchestrator_worker_lock_hold_seconds_count {sum(holds)}",
-            ]
-        return "\n".join(lines) + "\n"
+                family.add_metric([each.agent], getattr(each, value))
+            yield family
+        yield HistogramMetricFamily(
+            "orchestrator_worker_lock_hold_seconds",
+            "From FOR UPDATE sent to COMMIT answered, of claims that took tasks.",
+            buckets=_hold_buckets(holds),
+            sum_value=own.hold_ms / 1000,
+        )
+        for name, what, found in (
+            ("record_batch_size", "Attempts recorded by one transaction.", batches),
+            ("run_seconds", "How long recorded attempts took.", seconds),
+        ):
+            yield HistogramMetricFamily(
+                f"orchestrator_worker_{name}", what, buckets=found.buckets(), sum_value=found.total
+            )
 
     def _both(self, agent: str) -> tuple[MinuteCounts, MinuteCounts]:
         new = self._new.get(agent)
@@ -167,9 +193,134 @@ def _add(to: MinuteCounts, more: MinuteCounts) -> None:
     to.unknown_cost += more.unknown_cost
 
 
-def _label(counts: MinuteCounts) -> str:
-    name = counts.agent.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'agent="{name}"'
+@dataclass(slots=True)
+class _Histogram:
+    """Counts of values by upper bounds."""
+
+    bounds: tuple[float, ...]
+    counts: list[int] = field(default_factory=list)
+    total: float = 0.0
+
+    def add(self, value: float) -> None:
+        if not self.counts:
+            self.counts = [0] * (len(self.bounds) + 1)
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def copy(self) -> _Histogram:
+        return _Histogram(self.bounds, list(self.counts), self.total)
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Bounds and cumulative counts."""
+        return _buckets(self.bounds, self.counts or [0] * (len(self.bounds) + 1))
 
 
-__all__ = ["FAILED", "Metrics"]
+def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    names = [*(f"{bound:.6g}" for bound in bounds), "+Inf"]
+    return list(zip(names, map(float, accumulate(counts)), strict=True))
+
+
+def _hold_buckets(counts: Sequence[int]) -> list[tuple[str, float]]:
+    return _buckets([bound / 1000 for bound in histogram.BOUNDS_MS], counts)
+
+
+def gauge(name: str, what: str, value: float) -> Metric:
+    """A gauge without labels."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    return GaugeMetricFamily(name, what, value=value)
+
+
+def counter(name: str, what: str, value: float) -> Metric:
+    """A counter without labels; its name ends with ``_total``."""
+    from prometheus_client.core import CounterMetricFamily
+
+    return CounterMetricFamily(name, what, value=value)
+
+
+def text(families: Iterable[Metric]) -> str:
+    """*families* in the text format of Prometheus."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    class Collected:
+        def collect(self) -> Iterable[Metric]:
+            return families
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Collected())
+    return generate_latest(registry).decode()
+
+
+# -- the queue ----------------------------------------------------------------------------------------------------
+
+STATES = ("ready", "retrying", "not_due", "held", "blocked", "waiting", "running")
+
+
+def queue_families(found: QueueNumbers | None) -> Iterator[Metric]:
+    """The queue as metrics of Prometheus; None: it could not be read."""
+    from prometheus_client.core import GaugeHistogramMetricFamily, GaugeMetricFamily
+
+    def labelled(name: str, what: str, *labels: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(f"orchestrator_{name}", what, labels=labels)
+
+    yield gauge("orchestrator_up", "Whether the queue could be read.", 0 if found is None else 1)
+    if found is None:
+        return
+    tasks = labelled("tasks", "Live tasks; counting stops at 25,000 for each agent and state.", "agent", "state")
+    oldest = labelled("oldest_wait_seconds", "Since when the oldest ready task could run.", "agent")
+    paused = labelled("agent_paused", "Whether the agent is paused.", "agent")
+    live = labelled("agent_live_workers", "Live workers that know the agent.", "agent")
+    for agent in found.agents:
+        for state in STATES:
+            number = getattr(agent, state)
+            tasks.add_metric([agent.name, state], number if isinstance(number, int) else number.n)
+        since = agent.oldest_ready_at
+        wait = 0.0 if since is None else max(0.0, (found.now - since).total_seconds())
+        oldest.add_metric([agent.name], wait)
+        paused.add_metric([agent.name], agent.state == "paused")
+        live.add_metric([agent.name], agent.live_workers)
+    yield from (tasks, oldest, paused, live)
+
+    workers = labelled("workers", "Workers that have not signed off.", "state")
+    states = Counter(each.state or "live" for each in found.workers)
+    for state in ("live", "silent", "draining", "stopping", "dead"):
+        workers.add_metric([state], states[state])
+    yield workers
+    yield gauge("orchestrator_slots", "Slots of all workers that live.", sum(_slots(each) for each in found.workers))
+
+    attempts = labelled("attempts_last_hour", "Attempts that ended in the last hour.", "agent", "end")
+    tokens = labelled("tokens_last_hour", "Tokens of those, as far as known.", "agent")
+    cost = labelled("cost_usd_last_hour", "Cost of those in USD, as far as known.", "agent")
+    unknown = labelled("unknown_cost_attempts_last_hour", "Those of whose cost nothing is known.", "agent")
+    for name, hour in sorted(found.hours.items()):
+        for end in ("done", "failed", "other"):
+            attempts.add_metric([name, end], getattr(hour, end))
+        tokens.add_metric([name], hour.tokens)
+        cost.add_metric([name], hour.cost_usd)
+        unknown.add_metric([name], hour.unknown_cost)
+    yield from (attempts, tokens, cost, unknown)
+
+    yield GaugeHistogramMetricFamily(
+        "orchestrator_lock_hold_last_hour_seconds",
+        "Lock hold of the claims of all workers in the last hour.",
+        buckets=_hold_buckets(found.holds),
+        gsum_value=found.hold_ms / 1000,
+    )
+    alerts = labelled("alerts", "What a person should look at.", "kind")
+    for kind, number in sorted(Counter(each.kind for each in found.alerts).items()):
+        alerts.add_metric([kind], number)
+    yield alerts
+    finished = labelled("finished_tasks_estimate", "Ended tasks as the planner estimates them.", "status")
+    for status, estimate in found.finished.items():
+        if estimate is not None:
+            finished.add_metric([status], estimate)
+    yield finished
+    what = "The oldest transaction that keeps vacuum from removing dead rows."
+    yield gauge("orchestrator_oldest_transaction_seconds", what, found.oldest_transaction)
+
+
+def _slots(worker: WorkerRow) -> int:
+    return 0 if worker.state in ("silent", "dead") else worker.slots
+
+
+__all__ = ["FAILED", "Metrics", "counter", "gauge", "queue_families", "text"]

@@ -53,6 +53,7 @@ from orchestrator.repositories.agents import AgentRepository
 from orchestrator.repositories.audit import AuditRepository
 from orchestrator.repositories.diagnosis import DiagnosisRepository
 from orchestrator.repositories.events import EventRepository
+from orchestrator.repositories.health import HealthRepository
 from orchestrator.repositories.minutes import MinuteRepository
 from orchestrator.repositories.operations import OperationsRepository
 from orchestrator.repositories.plans import PlanRepository, Submitted
@@ -110,6 +111,7 @@ class Orchestrator:
         self.audit = AuditRepository(self._engine)
         self.reading = ReadingRepository(self._engine)
         self.diagnosis = DiagnosisRepository(self._engine)
+        self.health = HealthRepository(self._engine, self.url)
         self.retention = RetentionRepository(self._engine)
         self.snapshots = SnapshotRepository(self._engine)
         self._notifier = Notifier(self._engine)

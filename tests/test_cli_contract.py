@@ -39,6 +39,8 @@ FINE: dict[str, tuple[str, ...]] = {
     "pause": ("pause", "coder", "--for", "30m"),
     "resume": ("resume", "coder"),
     "audit": ("audit", "--task", "1"),
+    "doctor": ("doctor",),
+    "metrics": ("metrics",),
     "prune": ("prune", "--older-than", "30d", "--dry-run"),
     "db status": ("db", "status"),
     "db url": ("db", "url"),
@@ -84,6 +86,8 @@ BAD = {
     "pause": ("pause", "nobody"),
     "resume": ("resume",),
     "drain": ("drain",),
+    "doctor": ("doctor", "--bogus"),
+    "metrics": ("metrics", "extra"),
     "audit": ("audit", "--limit", "0"),
     "prune": ("prune", "--older-than", "long"),
     "db status": ("db", "status", "--bogus"),
@@ -153,7 +157,7 @@ def test_usage_errors(cli: Cli, engine: Engine, name: str) -> None:
     assert _tasks(engine) == 0
 
 
-@pytest.mark.parametrize("name", [name for name in FINE if name not in ("db sql", "db url")])
+@pytest.mark.parametrize("name", [name for name in FINE if name not in ("db sql", "db url", "doctor")])
 def test_json_when_the_database_is_down(cli: Cli, engine: Engine, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A database that does not answer is exit code 6 and a document, for every command that needs one."""
     _prepared(cli, engine)

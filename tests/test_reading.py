@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
+from orchestrator.domain import histogram
 from orchestrator.domain.given import NewTask
 from orchestrator.domain.outcome import Budget, Outcome, Usage
 from orchestrator.domain.words import OutcomeClass, TaskStatus
@@ -323,7 +324,6 @@ def test_ready_tasks_of_many_routes(made: Making, read: ReadingRepository) -> No
 
 def test_lock_hold_and_rates_come_from_minutes(made: Making, read: ReadingRepository) -> None:
     """All workers' minutes of the last hour are added up; older ones do not count."""
-    from orchestrator.domain import histogram
 
     holds = [0] * histogram.BUCKETS
     holds[histogram.bucket(2.0)] = 9
@@ -489,3 +489,64 @@ def test_done_is_done(made: Making, read: ReadingRepository) -> None:
     made.run(task, DONE)
     found = read.task(task)
     assert (found["status"], found["result"], found["error"]) == ("done", {"ok": True}, None)
+
+
+def test_a_long_wait_is_an_alert_although_the_queue_drains(made: Making, read: ReadingRepository) -> None:
+    """More than four hours of waiting are named; so is nothing while the agent is paused."""
+    task = made.add()
+    MinuteRepository(made.engine).add(made.worker, [MinuteCounts("coder", done=1)])
+    made.query("UPDATE tasks SET available_at = clock_timestamp() - interval '5 hours' WHERE id = :id", id=task)
+    (alert,) = read.alerts()
+    assert (alert.kind, alert.name) == ("oldest_wait", "coder")
+    assert "has waited for 5 h" in alert.what
+    AgentRepository(made.engine).pause("coder", actor="ops")
+    assert read.alerts() == []
+
+
+@pytest.mark.parametrize(("done", "failed", "raised"), [(11, 10, False), (9, 10, True), (0, 9, False), (0, 10, True)])
+def test_many_failures_are_an_alert(
+    made: Making, read: ReadingRepository, done: int, failed: int, raised: bool
+) -> None:
+    """Ten and more failed attempts that are more than half of the last hour's."""
+    MinuteRepository(made.engine).add(made.worker, [MinuteCounts("coder", done=done, failed=failed)])
+    assert [alert.kind for alert in read.alerts()] == ["failures_spike"] * raised
+
+
+def test_slow_claims_are_an_alert(made: Making, read: ReadingRepository) -> None:
+    """A p99 above 50 ms is named once there are a hundred claims to judge by."""
+    holds = [0] * histogram.BUCKETS
+    holds[histogram.bucket(80.0)] = 60
+    counts = MinuteCounts("", claims=60, hold_ms=4800.0, holds=holds)
+    MinuteRepository(made.engine).add(made.worker, [counts])
+    assert read.alerts() == []
+    MinuteRepository(made.engine).add(made.worker, [counts])
+    (alert,) = read.alerts()
+    assert (alert.kind, alert.subject, alert.command) == ("lock_hold", "database", "orchestrator doctor")
+
+
+def test_a_task_that_does_not_stop_is_an_alert(made: Making, read: ReadingRepository) -> None:
+    """Still running a minute and its kill grace after it was asked to end."""
+    task = made.add(name="stubborn")
+    made.claim()
+    OperationsRepository(made.engine).cancel_one(task, actor="ops")
+    assert read.alerts() == []
+    made.query(
+        "UPDATE tasks SET cancel_requested_at = clock_timestamp() - interval '63 seconds' WHERE id = :id", id=task
+    )
+    assert read.alerts(kill_grace=3600) == []
+    (alert,) = read.alerts()
+    assert (alert.kind, alert.task_id, alert.command) == ("will_not_stop", task, f"orchestrator why {task}")
+    assert "on w" in alert.what
+
+
+def test_an_old_transaction_is_an_alert(made: Making, read: ReadingRepository, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction that holds a snapshot or has written, and is older than the limit, is named; a claim's is not."""
+    from orchestrator.domain import alerts as rules
+
+    assert read.alerts() == []
+    monkeypatch.setattr(rules, "OLD_TRANSACTION", timedelta(0))
+    with made.engine.connect() as beside:
+        beside.exec_driver_sql("INSERT INTO audit (actor, action) VALUES ('x', 'x')")
+        kinds = [alert.kind for alert in read.alerts()]
+        assert kinds == [alert["kind"] for alert in read.status()["alerts"]] == ["long_transaction"]
+        beside.rollback()

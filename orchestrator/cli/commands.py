@@ -63,6 +63,8 @@ COMMANDS: dict[str, Place] = {
     "drain": Place(OPERATE, "changing", "Let a worker finish what it has, and end."),
     "audit": Place(OPERATE, "looking", "List who did what, newest first."),
     "prune": Place(OPERATE, "changing", "Remove what ended long ago."),
+    "doctor": Place(OPERATE, "diagnosing", "Look for what is wrong, with remedies."),
+    "metrics": Place(OPERATE, "diagnosing", "Print metrics as Prometheus text."),
     "db": Place(OPERATE, "database", "The schema, and the embedded PostgreSQL of this user."),
     "questions": Place(LATER, "later", "Show what waits for a person."),
     "approve": Place(LATER, "later", "Let a task that waits for approval start."),
@@ -70,8 +72,6 @@ COMMANDS: dict[str, Place] = {
     "answer": Place(LATER, "later", "Answer the question of a task."),
     "limit": Place(LATER, "later", "Limit how much of an agent runs, its rate or its spend."),
     "schedule": Place(LATER, "later", "Add tasks by the clock."),
-    "metrics": Place(LATER, "later", "Print metrics as Prometheus text."),
-    "doctor": Place(LATER, "later", "Look for what is wrong, with remedies."),
 }
 
 SUMMARIES = {name: place.summary for name, place in COMMANDS.items()}

@@ -16,8 +16,6 @@ INSTEAD = {
     "questions": "orchestrator list --status waiting shows tasks that wait",
     "limit": "orchestrator pause AGENT stops one; worker --concurrency bounds what one process runs",
     "schedule": "add --at takes a time; cron can call orchestrator add --unique-key KEY",
-    "metrics": "worker --metrics-port P serves its counters, orchestrator status --json has the queue's numbers",
-    "doctor": "orchestrator alerts says what is wrong, orchestrator db status how the database is",
 }
 
 

@@ -432,6 +432,12 @@ def watchdog(
     once: Annotated[bool, typer.Option("--once", help="Look once and end; waits up to a lease for a witness.")] = False,
     interval: Annotated[str | None, typer.Option("--interval", metavar="S", help="Between two looks.")] = None,
     lease: Annotated[str | None, typer.Option("--lease", metavar="S", help="Its own lease.")] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port", metavar="P", min=1, max=65535, help="Serve numbers at http://127.0.0.1:P/metrics."
+        ),
+    ] = None,
     verbose: VerboseOption = 0,
     as_json: JsonOption = False,
 ) -> None:
@@ -448,12 +454,14 @@ def watchdog(
     if as_json and not once:
         raise InvalidInput("--json goes with --once: without it the watchdog does not end")
     every, own_lease = _seconds(interval, "--interval"), _seconds(lease, "--lease")
+    if once and metrics_port is not None:
+        raise InvalidInput("--metrics-port does not go with --once", hint="orchestrator metrics prints them once")
     if every == 0:
         raise InvalidInput("--interval: expected more than 0 seconds")
     with own.open(lease=own_lease) as orchestrator, _logging(verbose):
         from orchestrator.worker import Watchdog
 
-        dog = Watchdog(orchestrator, lease=own_lease)
+        dog = Watchdog(orchestrator, lease=own_lease, metrics_port=metrics_port)
         with _stopping(dog):
             if not once:
                 printing.note(

@@ -335,3 +335,18 @@ def widest(texts: Iterable[str], least: int = 0, most: int = NO_LIMIT) -> int:
 def plural(n: int, one: str, many: str | None = None) -> str:
     """Return ``1 task``, ``2,000 tasks``."""
     return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+def wrapped(first: Line, text: str, style: str = "", *, indent: int = 0) -> list[Line]:
+    """Return *text* behind *first*, in as many lines as it takes; only a word that is wider than a line is cut."""
+    look = first.look
+    if look.width >= NO_LIMIT:
+        return [first.add(text, style)]
+    lines, line, begun = [], first, False
+    for word in look.show(text).split(" "):
+        if begun and line.width + 1 + cells(word) > look.width:
+            lines.append(line)
+            line, begun = Line(look).add(" " * min(indent, max(0, look.width - 8))), False
+        line.add(" " if begun else "", style).fill(word, look.width - line.width, style)
+        begun = True
+    return [*lines, line]

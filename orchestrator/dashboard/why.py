@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from orchestrator.dashboard import short
-from orchestrator.dashboard.frame import NO_LIMIT, Line, Look, plural
+from orchestrator.dashboard.frame import NO_LIMIT, Line, Look, plural, wrapped
 from orchestrator.dashboard.show import called, cost_of, kind_of, moment
 from orchestrator.dashboard.text import cells
 from orchestrator.domain.diagnosis import Deed, Diagnosis, Reason, Relative, TaskFacts, WorkerFacts
@@ -480,44 +480,28 @@ def render_why(found: Diagnosis, look: Look) -> list[Line]:
     head = Line(look).symbol(found.kind).add(f" {found.id} ")
     room = max(8, look.width - head.width - cells(look.show(found.verdict)) - 2) if look.width < NO_LIMIT else NO_LIMIT
     head.fill(found.called, room, "bold").add("  ")
-    lines = _wrapped(look, found.verdict, "", head, indent=3)
+    lines = wrapped(head, found.verdict, indent=3)
     number = 0
     state = [each for each in found.reasons if each.reason in _STATE]
     for each in found.reasons:
         if each in state:
             continue
         number += 1
-        lines += _wrapped(look, each.text, "", Line(look).add(f"{number:>2} "), indent=3)
+        lines += wrapped(Line(look).add(f"{number:>2} "), each.text, indent=3)
         if each.command:
             label = f"{each.aim or 'to change it'}:"
             lines.append(look.line(f"     {label:<18} {each.command}"))
     said = [each for each in state if each.reason == "said"]
     doing = "; ".join(each.text for each in state if each.reason != "said")
     if doing:
-        lines += _wrapped(look, doing, "", Line(look).add("   "), indent=3)
+        lines += wrapped(Line(look).add("   "), doing, indent=3)
     for each in said:
         lines.append(Line(look).add("   ").fill(each.text, look.width - 3))
     if found.not_the_cause:
-        lines += _wrapped(look, f"not the cause: {', '.join(found.not_the_cause)}", "dim", Line(look), indent=3)
+        lines += wrapped(Line(look), f"not the cause: {', '.join(found.not_the_cause)}", "dim", indent=3)
     if found.next:
         lines.append(look.line(f"next  {found.next}"))
     return lines
-
-
-def _wrapped(look: Look, text: str, style: str, first: Line, *, indent: int) -> list[Line]:
-    """Return *text* behind *first*, in as many lines as it takes; only a word that is wider than a line is cut."""
-    if look.width >= NO_LIMIT:
-        return [first.add(text, style)]
-    lines, line, begun = [], first, False
-    for word in look.show(text).split(" "):
-        need = cells(word) + (1 if begun else 0)
-        if begun and line.width + need > look.width:
-            lines.append(line)
-            line, begun = Line(look).add(" " * indent), False
-            need = cells(word)
-        line.add(" " if begun else "", style).fill(word, look.width - line.width, style)
-        begun = True
-    return [*lines, line]
 
 
 __all__ = ["diagnose", "render_why", "why_json"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from orchestrator.domain.snapshot import Count
+from orchestrator.domain.snapshot import Count, LockHold, WorkerRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class TaskFacts:
 
     - ``task``: the task object of the contract; ``due`` from its row: whether its time has come, as a claim sees it
     - ``local``: its agent is defined in a plan file, so that only a process that loaded the plan knows it
-    - ``ahead``: ready tasks of its agent that are claimed before it; ``ready`` all of them, itself included
+    - ``ahead``: ready tasks of its agent that are claimed before it
     - ``suspects_ahead``: of those that were lost with a worker before, which are taken one at a time
     - ``workers``: live ones that know its agent, and ``owner`` the one that runs it
     - ``parents``: the first of the tasks that it needs and that are not done, ``parent_count`` how many there are
@@ -87,7 +87,6 @@ class TaskFacts:
     workers: tuple[WorkerFacts, ...] = ()
     owner: WorkerFacts | None = None
     ahead: Count = Count()
-    ready: Count = Count()
     suspects_ahead: Count = Count()
     ended_hour: int | None = None
     parents: tuple[Relative, ...] = ()
@@ -135,6 +134,62 @@ class Diagnosis:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionFacts:
+    """A session, prepared transaction or replication slot that is in the way; ``seconds``: for how long."""
+
+    who: str
+    seconds: float | None = None
+    pid: int | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseFacts:
+    """What ``doctor`` reads of a database.
+
+    - ``clock_ahead``: seconds that this host's clock is ahead of the database's, ``clock_error`` how sure that is
+    - ``autovacuum_off``: tables of ours, or ``all``
+    - ``pooled``: a pooler gives out sessions of its own; ``heard``: a notification arrived
+    - ``settings``: those of the server that decide what a commit and a transaction mean
+    - ``sees_all``: this user may look at the sessions of others
+    """
+
+    version_number: int
+    version: str
+    encoding: str
+    read_only: bool
+    clock_ahead: float
+    clock_error: float
+    settings: Mapping[str, str]
+    connections: int
+    max_connections: int
+    sees_all: bool
+    old_transactions: tuple[SessionFacts, ...]
+    idle_in_transaction: tuple[SessionFacts, ...]
+    prepared: tuple[SessionFacts, ...]
+    slots: tuple[SessionFacts, ...]
+    autovacuum_off: tuple[str, ...]
+    pooled: bool
+    heard: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFacts:
+    """What ``doctor`` reads of the queue's own tables, once the schema is there.
+
+    ``dead_rows``: table, dead and live rows of those that have more dead ones than live ones.
+    """
+
+    drift: tuple[str, ...]
+    missing_indexes: tuple[str, ...]
+    invalid_indexes: tuple[str, ...]
+    dead_rows: tuple[tuple[str, int, int], ...]
+    lock_hold: LockHold
+    workers: tuple[WorkerRow, ...]
+    worker_versions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
     """One check of ``doctor``. ``state``: ok, warning or error; ``remedy`` says what to do about it."""
 
@@ -144,4 +199,15 @@ class Check:
     remedy: str | None = None
 
 
-__all__ = ["Check", "Deed", "Diagnosis", "Reason", "Relative", "TaskFacts", "WorkerFacts"]
+__all__ = [
+    "Check",
+    "DatabaseFacts",
+    "Deed",
+    "Diagnosis",
+    "QueueFacts",
+    "Reason",
+    "Relative",
+    "SessionFacts",
+    "TaskFacts",
+    "WorkerFacts",
+]

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ARRAY, Engine, Integer, Text, and_, any_, func, literal, literal_column, or_, select, text
+from sqlalchemy import ARRAY, Engine, Integer, Text, any_, func, literal, literal_column, select, text, union_all
 from sqlalchemy.orm import Session, sessionmaker
 
 from orchestrator.domain.diagnosis import Deed, Relative, TaskFacts, WorkerFacts
@@ -59,7 +59,6 @@ class DiagnosisRepository:
                 workers=_workers(session, task, now) if pending else (),
                 owner=_owner(session, task.claimed_by, now) if running else None,
                 ahead=_ahead(session, task, task.lost_count > 0) if pending else Count(),
-                ready=_ready(session, task.route, task.lost_count > 0) if pending else Count(),
                 suspects_ahead=_ahead(session, task, True) if pending and task.lost_count else Count(),
                 ended_hour=_ended_hour(session, task.agent, now) if pending else None,
                 parents=parents,
@@ -165,15 +164,14 @@ def _ready_of(route: str, suspects: bool) -> list[Any]:
 
 
 def _ahead(session: Session, task: Task, suspects: bool) -> Count:
-    """The ready tasks of the route that a claim takes before *task*. Uses tasks_ready or tasks_suspect."""
-    before = or_(Task.priority > task.priority, and_(Task.priority == task.priority, Task.id < task.id))
-    return overview.count(
-        session, select(literal(1)).where(*_ready_of(task.route, suspects), before, Task.id != task.id)
-    )
+    """The ready tasks of the route that a claim takes before *task*. Uses tasks_ready or tasks_suspect.
 
-
-def _ready(session: Session, route: str, suspects: bool) -> Count:
-    return overview.count(session, select(literal(1)).where(*_ready_of(route, suspects)))
+    Two ranges of the index: with OR in one statement all of the route's entries would be looked at.
+    """
+    ready = select(literal(1)).where(*_ready_of(task.route, suspects))
+    higher = ready.where(Task.priority > task.priority).limit(overview.CAP + 1)
+    older = ready.where(Task.priority == task.priority, Task.id < task.id).limit(overview.CAP + 1)
+    return overview.count(session, union_all(higher.subquery().select(), older.subquery().select()))
 
 
 def _top_priority(session: Session, route: str) -> int | None:

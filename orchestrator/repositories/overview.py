@@ -475,6 +475,22 @@ def read_minutes(session: Session, now: datetime) -> tuple[snapshot.Minute, ...]
     return tuple(found)
 
 
+def oldest_transaction(session: Session) -> float | None:
+    """The age in seconds of the oldest transaction that keeps vacuum from removing dead rows here; None without one.
+
+    Of other users' sessions it sees those that this user may look at.
+    """
+    found = session.scalar(_OLDEST)
+    return None if found is None else float(found)
+
+
+_OLDEST = text("""
+SELECT extract(epoch FROM clock_timestamp() - min(xact_start))::float8 FROM pg_stat_activity
+WHERE (datname = current_database() OR backend_type = 'walsender') AND pid <> pg_backend_pid()
+  AND backend_type <> 'autovacuum worker' AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+""")
+
+
 # -- counts -------------------------------------------------------------------------------------------------------
 
 

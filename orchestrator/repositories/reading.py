@@ -146,6 +146,7 @@ class ReadingRepository:
             agents = overview.read_agents(session, work, workers, now)
             hold = overview.read_lock_hold(session, now)
             finished = overview.finished_estimate(session)
+            oldest = overview.oldest_transaction(session)
         each = list(work.values())
         counts = counts_json(
             overview.total([c for w in each for c in (w.ready, w.retrying, w.not_due, w.held)]),
@@ -153,7 +154,7 @@ class ReadingRepository:
             overview.total([w.blocked for w in each]),
             overview.total([w.waiting for w in each]),
         )
-        found = alerts(now, workers, agents, running, kill_grace)
+        found = alerts(now, workers, agents, running, kill_grace, hold=hold, oldest_transaction=oldest)
         return {
             "counts": {**counts, "finished": {**finished, "estimate": True}},
             "agents": [_agent_json(agent, work.get(agent.name), now) for agent in agents],
@@ -184,7 +185,8 @@ class ReadingRepository:
             workers = overview.read_workers(session, now)
             running, _ = overview.read_running(session, 1000)
             agents = overview.read_agents(session, overview.read_work(session), workers, now)
-        return alerts(now, workers, agents, running, kill_grace)
+            hold, oldest = overview.read_lock_hold(session, now), overview.oldest_transaction(session)
+        return alerts(now, workers, agents, running, kill_grace, hold=hold, oldest_transaction=oldest)
 
     def costs(self, by: CostsBy = "agent", *, since: datetime | None = None) -> list[dict[str, Any]]:
         """Tokens and USD of all runs (that ended since *since*), by agent, day (UTC), plan or model.

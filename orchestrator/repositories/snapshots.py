@@ -48,8 +48,9 @@ class SnapshotRepository:
             minutes = overview.read_minutes(session, now)
             hold = overview.read_lock_hold(session, now)
             any_task = overview.any_task(session)
+            oldest = overview.oldest_transaction(session)
         each = list(work.values())
-        found = alerts(now, workers, agents, running, kill_grace)
+        found = alerts(now, workers, agents, running, kill_grace, hold=hold, oldest_transaction=oldest)
         return Snapshot(
             taken_at=now,
             server=server,

@@ -88,6 +88,11 @@ class Heartbeat:
         """Whether an agent that starts now could be stopped before the lease ends."""
         return boot_clock() < self._lease_end - self._margin
 
+    @property
+    def age(self) -> float:
+        """Seconds since the call that renewed the lease last."""
+        return max(0.0, boot_clock() - (self._lease_end - self._lease)) if self._worker is not None else 0.0
+
     # -- renewing -----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:

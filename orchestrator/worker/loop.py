@@ -17,9 +17,11 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 from uuid import UUID
 
+from orchestrator import metrics
 from orchestrator.agents.custody import end_agents
 from orchestrator.agents.processes import harden, raise_descriptor_limit
 from orchestrator.agents.protocol import Agent
@@ -171,12 +173,10 @@ class Worker:
             ("slots", "Agents that this process runs at once, at most.", desk.slots),
             ("running", "Agents at work now.", desk.running),
             ("unrecorded", "Ended attempts that are not committed yet.", desk.ended - desk.recorded),
+            ("heartbeat_age_seconds", "Since the last confirmed renewal of the lease.", self._heartbeat.age),
         )
-        lines = []
-        for name, what, value in gauges:
-            full = f"orchestrator_worker_{name}"
-            lines += [f"# HELP {full} {what}", f"# TYPE {full} gauge", f"{full} {value}"]
-        return self.metrics.text() + "\n".join(lines) + "\n"
+        own = (metrics.gauge(f"orchestrator_worker_{name}", what, value) for name, what, value in gauges)
+        return metrics.text(chain(self.metrics.families(), own))
 
     def stop(self, grace: float | None = None) -> None:
         """Claim no more; after *grace* seconds (default: the setting) stop the agents; then ``run`` returns.

@@ -7,21 +7,27 @@ looking at the very process on its own host. One sweep is a few bounded statemen
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TypeVar
 from uuid import UUID
 
+from orchestrator import metrics
 from orchestrator.agents.custody import agents_of, end_agents
 from orchestrator.database.transient import transient
 from orchestrator.domain.identity import Identity
-from orchestrator.errors import DatabaseUnavailable
+from orchestrator.errors import DatabaseUnavailable, OrchestratorError
 from orchestrator.liveness import boot_clock, gone, identity
 from orchestrator.repositories.events import NewEvent, Piece
+from orchestrator.repositories.health import QueueNumbers
 from orchestrator.repositories.runs import Ended
 from orchestrator.repositories.workers import Neighbour
 from orchestrator.service import Orchestrator
+from orchestrator.worker.exposition import Exposition
 from orchestrator.worker.spool import Spool
 
 log = logging.getLogger(__name__)
@@ -29,6 +35,8 @@ T = TypeVar("T")
 
 BATCH = 100
 """Tasks that one transaction takes back."""
+FRESH = 5.0
+"""Seconds for which the numbers of the queue are told again without being read."""
 
 
 @dataclass(slots=True)
@@ -145,9 +153,20 @@ class Sweeper:
 
 
 class Watchdog:
-    """The standalone watchdog. It registers itself as a worker without slots, so that it can be a witness."""
+    """The standalone watchdog. It registers itself as a worker without slots, so that it can be a witness.
 
-    def __init__(self, orchestrator: Orchestrator, *, name: str = "watchdog", lease: float | None = None) -> None:
+    ``metrics_port``: while ``run`` goes on, serve its counters and the whole queue's numbers at
+    http://127.0.0.1:PORT/metrics.
+    """
+
+    def __init__(
+        self,
+        orchestrator: Orchestrator,
+        *,
+        name: str = "watchdog",
+        lease: float | None = None,
+        metrics_port: int | None = None,
+    ) -> None:
         settings = orchestrator.settings.changed(lease=lease)
         self._orchestrator = orchestrator
         self._name = name
@@ -155,6 +174,8 @@ class Watchdog:
         self._heartbeat = settings.heartbeat
         self._stopping = threading.Event()
         self._swept_again = threading.Event()
+        self._metrics_port = metrics_port
+        self._told = _Told(orchestrator)
 
     def stop(self) -> None:
         """End ``run`` or the waiting of ``once``; from any thread, and from a signal handler."""
@@ -187,9 +208,17 @@ class Watchdog:
     def run(self, interval: float | None = None, on_sweep: Callable[[Swept], None] | None = None) -> None:
         """Sweep every *interval* seconds (default: the setting ``sweep``) until ``stop``; outages are waited out.
 
-        Raises DatabaseUnavailable only when it cannot register at the start.
+        Raises DatabaseUnavailable only when it cannot register at the start, InvalidInput for a port that is taken.
         """
         who = identity()
+        exposition = None if self._metrics_port is None else Exposition(self._told.text, self._metrics_port)
+        try:
+            self._run(who, interval, on_sweep)
+        finally:
+            if exposition is not None:
+                exposition.close()
+
+    def _run(self, who: Identity, interval: float | None, on_sweep: Callable[[Swept], None] | None) -> None:
         every = self._orchestrator.settings.sweep if interval is None else interval
         worker = self._register(who)
         renewals = _Renewals(self._orchestrator, worker, self._heartbeat, lambda: self._register(who))
@@ -199,13 +228,16 @@ class Watchdog:
                 pause = every
                 try:
                     swept = sweeper.sweep()
+                    self._told.swept(swept)
                     if swept.next_due is not None:
                         pause = min(every, max(0.0, swept.next_due))
                     if on_sweep is not None:
                         on_sweep(swept)
                 except DatabaseUnavailable as error:
+                    self._told.failed += 1
                     log.debug("no sweep: %s", error)
                 except Exception:
+                    self._told.failed += 1
                     log.exception("the sweep failed")
                 self._swept_again.wait(pause)
                 if not self._stopping.is_set():
@@ -218,6 +250,48 @@ class Watchdog:
         return self._orchestrator.register(
             who, name=self._name, slots=0, agents=[], lease=self._lease, heartbeat=self._heartbeat
         )
+
+
+class _Told:
+    """What a watchdog tells Prometheus: its own counters, and the queue as read at most every FRESH seconds."""
+
+    def __init__(self, orchestrator: Orchestrator) -> None:
+        self._orchestrator = orchestrator
+        self._lock = threading.Lock()
+        self._read_at = -math.inf
+        self._numbers: QueueNumbers | None = None
+        self.sweeps = self.failed = self.buried = self.taken_back = 0
+        self.last = 0.0
+
+    def swept(self, swept: Swept) -> None:
+        """Count a sweep that came through."""
+        self.sweeps += 1
+        self.buried += len(swept.buried)
+        self.taken_back += len(swept.taken_back)
+        self.last = time.time()
+
+    def text(self) -> str:
+        """All of it in the text format of Prometheus."""
+        own = (
+            metrics.counter("orchestrator_watchdog_sweeps_total", "Sweeps that came through.", self.sweeps),
+            metrics.counter("orchestrator_watchdog_failed_sweeps_total", "Sweeps that did not.", self.failed),
+            metrics.counter("orchestrator_watchdog_workers_buried_total", "Workers it declared dead.", self.buried),
+            metrics.counter("orchestrator_watchdog_tasks_taken_back_total", "Tasks it took back.", self.taken_back),
+            metrics.gauge("orchestrator_watchdog_last_sweep_timestamp_seconds", "When the last one ended.", self.last),
+        )
+        return metrics.text(chain(metrics.queue_families(self._read()), own))
+
+    def _read(self) -> QueueNumbers | None:
+        # One at a time: many who ask must not take all connections away from the sweeps.
+        with self._lock:
+            if boot_clock() - self._read_at > FRESH:
+                try:
+                    self._numbers = self._orchestrator.health.numbers()
+                except OrchestratorError as error:
+                    log.debug("the queue could not be read: %s", error)
+                    self._numbers = None
+                self._read_at = boot_clock()
+            return self._numbers
 
 
 class _Renewals:
