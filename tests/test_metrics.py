@@ -31,7 +31,7 @@ from orchestrator.repositories.operations import OperationsRepository
 from orchestrator.service import Orchestrator
 from orchestrator.settings import Settings
 from orchestrator.worker import Watchdog, Worker
-from orchestrator.worker.exposition import Exposition
+from orchestrator.worker.exposition import METRICS, Exposition
 from tests.commands import Cli
 from tests.conftest import WaitUntil
 from tests.making import BROKEN, DONE, Making
@@ -144,7 +144,7 @@ def test_prometheus_text_escapes_names() -> None:
 
 def test_counters_are_served_over_http() -> None:
     """GET /metrics on the loopback address answers with the text; any other path is not found; the port closes."""
-    exposition = Exposition(lambda: "a_total 1\n", 0)
+    exposition = Exposition({"/metrics": lambda: (200, METRICS, "a_total 1\n")}, 0)
     url = f"http://127.0.0.1:{exposition.port}"
     with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
         assert answer.read() == b"a_total 1\n"
@@ -153,7 +153,7 @@ def test_counters_are_served_over_http() -> None:
         urllib.request.urlopen(f"{url}/other", timeout=10)
     refused.value.close()
     with pytest.raises(InvalidInput, match=str(exposition.port)):
-        Exposition(str, exposition.port)
+        Exposition({}, exposition.port)
     exposition.close()
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"{url}/metrics", timeout=10)

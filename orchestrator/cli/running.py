@@ -49,6 +49,14 @@ ConcurrencyOption = Annotated[
 GraceOption = Annotated[
     str | None, typer.Option("--grace", metavar="S", help="What agents get to finish in when told to stop.")
 ]
+MetricsPortOption = Annotated[
+    str | None,
+    typer.Option("--metrics-port", metavar="P", help="Serve numbers at http://127.0.0.1:P/metrics; HOST:P elsewhere."),
+]
+HealthPortOption = Annotated[
+    str | None,
+    typer.Option("--health-port", metavar="P", help="Answer probes at http://127.0.0.1:P/live and /ready."),
+]
 VerboseOption = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say more; twice: everything.")]
 
 
@@ -344,12 +352,8 @@ def worker(
     until_idle: Annotated[
         bool, typer.Option("--until-idle", help="End when nothing runs, is due, or waits for a retry.")
     ] = False,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(
-            "--metrics-port", metavar="P", min=1, max=65535, help="Serve counters at http://127.0.0.1:P/metrics."
-        ),
-    ] = None,
+    metrics_port: MetricsPortOption = None,
+    health_port: HealthPortOption = None,
     verbose: VerboseOption = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only what is wrong.")] = False,
     migrate: Annotated[bool, typer.Option("--migrate", help="Upgrade the schema first, if it must be.")] = False,
@@ -364,8 +368,10 @@ def worker(
       orchestrator worker
       orchestrator worker --agent coder,review --concurrency 20
       orchestrator worker --until-idle --quiet
+      orchestrator worker --health-port 0.0.0.0:8080 --metrics-port 9465
     """
     own = state.of(context)
+    _check_ports(metrics_port, health_port)
     agents = _agents_for_worker(own, options.several(agent), plan or [])
     changed = {
         "heartbeat": _seconds(heartbeat, "--heartbeat"),
@@ -383,7 +389,15 @@ def worker(
                 printing.note(plain.line(event))
 
         teller = Teller(tell, orchestrator.reading.now(), orchestrator.settings.grace)
-        made = Worker(orchestrator, agents, concurrency, name=name, observers=[teller], metrics_port=metrics_port)
+        made = Worker(
+            orchestrator,
+            agents,
+            concurrency,
+            name=name,
+            observers=[teller],
+            metrics_port=metrics_port,
+            health_port=health_port,
+        )
         _on_signals(lambda *_: made.stop())
         if not quiet:
             names = ", ".join(sorted({each.name for each in agents}))
@@ -394,6 +408,17 @@ def worker(
         # The interpreter takes its handlers away while it ends: one more SIGTERM would make a clean end look like a crash.
         _on_signals(signal.SIG_IGN)
     raise typer.Exit(code)
+
+
+def _check_ports(metrics_port: str | None, health_port: str | None) -> None:
+    """Refuse what is no port before the database is asked for anything."""
+    if metrics_port is None and health_port is None:
+        return
+    from orchestrator.worker.exposition import address
+
+    for option, port in (("--metrics-port", metrics_port), ("--health-port", health_port)):
+        if port is not None:
+            address(port, option)
 
 
 def _on_signals(handler: Any) -> None:
@@ -432,12 +457,8 @@ def watchdog(
     once: Annotated[bool, typer.Option("--once", help="Look once and end; waits up to a lease for a witness.")] = False,
     interval: Annotated[str | None, typer.Option("--interval", metavar="S", help="Between two looks.")] = None,
     lease: Annotated[str | None, typer.Option("--lease", metavar="S", help="Its own lease.")] = None,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(
-            "--metrics-port", metavar="P", min=1, max=65535, help="Serve numbers at http://127.0.0.1:P/metrics."
-        ),
-    ] = None,
+    metrics_port: MetricsPortOption = None,
+    health_port: HealthPortOption = None,
     verbose: VerboseOption = 0,
     as_json: JsonOption = False,
 ) -> None:
@@ -454,14 +475,16 @@ def watchdog(
     if as_json and not once:
         raise InvalidInput("--json goes with --once: without it the watchdog does not end")
     every, own_lease = _seconds(interval, "--interval"), _seconds(lease, "--lease")
-    if once and metrics_port is not None:
-        raise InvalidInput("--metrics-port does not go with --once", hint="orchestrator metrics prints them once")
+    for option, port in (("--metrics-port", metrics_port), ("--health-port", health_port)):
+        if once and port is not None:
+            raise InvalidInput(f"{option} does not go with --once", hint="orchestrator metrics prints them once")
+    _check_ports(metrics_port, health_port)
     if every == 0:
         raise InvalidInput("--interval: expected more than 0 seconds")
     with own.open(lease=own_lease) as orchestrator, _logging(verbose):
         from orchestrator.worker import Watchdog
 
-        dog = Watchdog(orchestrator, lease=own_lease, metrics_port=metrics_port)
+        dog = Watchdog(orchestrator, lease=own_lease, metrics_port=metrics_port, health_port=health_port)
         with _stopping(dog):
             if not once:
                 printing.note(

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, TypeVar
@@ -34,7 +36,7 @@ from orchestrator.metrics import Metrics
 from orchestrator.service import CLAIM_PATIENCE, AgentLike, Orchestrator
 from orchestrator.worker.claimer import Claimer
 from orchestrator.worker.desk import Desk
-from orchestrator.worker.exposition import Exposition
+from orchestrator.worker.exposition import Health, Port, exposed
 from orchestrator.worker.heartbeat import Heartbeat
 from orchestrator.worker.observer import Attempt, Key, Observer, Observers, Watched
 from orchestrator.worker.recorder import Recorder, interrupted
@@ -68,7 +70,8 @@ class Worker:
     - ``observers``: told what happens; see ``Observer``
     - ``signals``: handle SIGTERM and SIGINT while ``run`` is in the main thread
     - ``watchdog``: False leaves dead workers to others
-    - ``metrics_port``: serve the counters at http://127.0.0.1:PORT/metrics while it runs
+    - ``metrics_port``: serve the counters at http://127.0.0.1:PORT/metrics while it runs; also ``HOST:PORT``
+    - ``health_port``: answer probes at ``/live`` and ``/ready`` there; may be the same port
 
     Raises InvalidInput for settings that cannot be (a heartbeat of more than half of the lease), UnknownAgent.
     """
@@ -90,7 +93,8 @@ class Worker:
         observers: Sequence[Observer] = (),
         signals: bool = True,
         watchdog: bool = True,
-        metrics_port: int | None = None,
+        metrics_port: Port | None = None,
+        health_port: Port | None = None,
     ) -> None:
         settings = orchestrator.settings.changed(
             heartbeat=heartbeat, lease=lease, sweep=sweep, poll=poll, grace=grace, concurrency=concurrency
@@ -102,7 +106,7 @@ class Worker:
             raise InvalidInput("a worker needs an agent to work for", hint="define one in orchestrator.toml")
         self._plan, self._plan_id = plan, plan_id
         self._signals = signals
-        self._metrics_port = metrics_port
+        self._metrics_port, self._health_port = metrics_port, health_port
         self._who = identity()
         self.metrics = Metrics()
         self._observers = Observers(observers)
@@ -119,6 +123,7 @@ class Worker:
         self._expired_for: UUID | None = None
         self._kick_planned = False
         self._ticks = 0
+        self._ticked = math.inf
         self._rebirth = threading.Lock()
         self._look_at = 0.0
         self._asked_since: dict[Key, float] = {}
@@ -178,6 +183,21 @@ class Worker:
         own = (metrics.gauge(f"orchestrator_worker_{name}", what, value) for name, what, value in gauges)
         return metrics.text(chain(self.metrics.families(), own))
 
+    def health(self) -> Health:
+        """What a probe hears; from any thread. A database that is away makes no worker dead: a new one would not help."""
+        still = time.monotonic() - self._ticked
+        if still > self._settings.lease / 2:
+            return Health(f"the event loop has not moved for {still:.0f} s")
+        if self._draining is None and self._desk.worker is not None and not self._recorder.alive:
+            return Health("the recorder has ended")
+        if self._loop is None or self._desk.worker is None:
+            return Health(wait="not registered")
+        if self._draining is not None:
+            return Health(wait=f"claims no more: {self._draining}")
+        if not self._heartbeat.safe or self._stop_new is not None:
+            return Health(wait=f"the lease was renewed {self._heartbeat.age:.0f} s ago")
+        return Health()
+
     def stop(self, grace: float | None = None) -> None:
         """Claim no more; after *grace* seconds (default: the setting) stop the agents; then ``run`` returns.
 
@@ -230,16 +250,12 @@ class Worker:
         )
         harden()
         raise_descriptor_limit()
-        exposition = None if self._metrics_port is None else Exposition(self._metrics_text, self._metrics_port)
         handlers = Signals(loop, lambda name: self._drain(name, self._settings.grace), self._end_now, self._abandon)
-        try:
+        with exposed(self._metrics_text, self.health, metrics=self._metrics_port, probes=self._health_port):
             if not self._signals:
                 return await self._work()
             with handlers:
                 return await self._work()
-        finally:
-            if exposition is not None:
-                exposition.close()
 
     # -- the course of a run, on the loop -----------------------------------------------------------------------------
 
@@ -448,6 +464,7 @@ class Worker:
 
     def _tick(self) -> None:
         self._ticks += 1
+        self._ticked = time.monotonic()
         loop = self._loop
         if loop is None:
             return

@@ -101,6 +101,11 @@ class Recorder:
                 if attempt.outcome is not None:
                     self._keep(attempt)
 
+    @property
+    def alive(self) -> bool:
+        """Whether its thread goes on, or has not begun."""
+        return self._thread.ident is None or self._thread.is_alive()
+
     def asked_to_cancel(self) -> None:
         """Somebody may have asked to cancel a task: look now."""
         self.cancel_now = True

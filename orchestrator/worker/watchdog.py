@@ -27,7 +27,7 @@ from orchestrator.repositories.health import QueueNumbers
 from orchestrator.repositories.runs import Ended
 from orchestrator.repositories.workers import Neighbour
 from orchestrator.service import Orchestrator
-from orchestrator.worker.exposition import Exposition
+from orchestrator.worker.exposition import Health, Port, exposed
 from orchestrator.worker.spool import Spool
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 BATCH = 100
 """Tasks that one transaction takes back."""
+HANGING = 120.0
+"""Seconds that one look may take: longer than a dead line, or a statement, keeps it."""
 FRESH = 5.0
 """Seconds for which the numbers of the queue are told again without being read."""
 
@@ -156,7 +158,7 @@ class Watchdog:
     """The standalone watchdog. It registers itself as a worker without slots, so that it can be a witness.
 
     ``metrics_port``: while ``run`` goes on, serve its counters and the whole queue's numbers at
-    http://127.0.0.1:PORT/metrics.
+    http://127.0.0.1:PORT/metrics; also ``HOST:PORT``. ``health_port``: answer probes at ``/live`` and ``/ready`` there.
     """
 
     def __init__(
@@ -165,7 +167,8 @@ class Watchdog:
         *,
         name: str = "watchdog",
         lease: float | None = None,
-        metrics_port: int | None = None,
+        metrics_port: Port | None = None,
+        health_port: Port | None = None,
     ) -> None:
         settings = orchestrator.settings.changed(lease=lease)
         self._orchestrator = orchestrator
@@ -174,8 +177,11 @@ class Watchdog:
         self._heartbeat = settings.heartbeat
         self._stopping = threading.Event()
         self._swept_again = threading.Event()
-        self._metrics_port = metrics_port
+        self._metrics_port, self._health_port = metrics_port, health_port
         self._told = _Told(orchestrator)
+        self._turned = math.inf
+        self._every = settings.sweep
+        self._away: str | None = "it has not looked yet"
 
     def stop(self) -> None:
         """End ``run`` or the waiting of ``once``; from any thread, and from a signal handler."""
@@ -211,33 +217,42 @@ class Watchdog:
         Raises DatabaseUnavailable only when it cannot register at the start, InvalidInput for a port that is taken.
         """
         who = identity()
-        exposition = None if self._metrics_port is None else Exposition(self._told.text, self._metrics_port)
-        try:
-            self._run(who, interval, on_sweep)
-        finally:
-            if exposition is not None:
-                exposition.close()
+        if interval is not None:
+            self._every = interval
+        with exposed(self._told.text, self.health, metrics=self._metrics_port, probes=self._health_port):
+            self._run(who, on_sweep)
 
-    def _run(self, who: Identity, interval: float | None, on_sweep: Callable[[Swept], None] | None) -> None:
-        every = self._orchestrator.settings.sweep if interval is None else interval
+    def health(self) -> Health:
+        """What a probe hears; from any thread. A database that is away makes no watchdog dead: a new one would not help."""
+        still = time.monotonic() - self._turned
+        if still > self._every + HANGING:
+            return Health(f"its last look began {still:.0f} s ago")
+        return Health(wait="it was told to stop" if self._stopping.is_set() else self._away)
+
+    def _run(self, who: Identity, on_sweep: Callable[[Swept], None] | None) -> None:
+        every = self._every
         worker = self._register(who)
         renewals = _Renewals(self._orchestrator, worker, self._heartbeat, lambda: self._register(who))
         sweeper = Sweeper(self._orchestrator, who, self._swept_again.set)
         try:
             while not self._stopping.is_set():
                 pause = every
+                self._turned = time.monotonic()
                 try:
                     swept = sweeper.sweep()
                     self._told.swept(swept)
+                    self._away = None
                     if swept.next_due is not None:
                         pause = min(every, max(0.0, swept.next_due))
                     if on_sweep is not None:
                         on_sweep(swept)
                 except DatabaseUnavailable as error:
                     self._told.failed += 1
+                    self._away = f"its last look failed: {error.message}"
                     log.debug("no sweep: %s", error)
-                except Exception:
+                except Exception as error:
                     self._told.failed += 1
+                    self._away = f"its last look failed: {type(error).__name__}"
                     log.exception("the sweep failed")
                 self._swept_again.wait(pause)
                 if not self._stopping.is_set():
