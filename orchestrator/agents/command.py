@@ -11,7 +11,6 @@ Secrets are taken out first; after that the reader, the transcript and all messa
 from __future__ import annotations
 
 import asyncio
-import codecs
 import contextlib
 import os
 import shlex
@@ -26,10 +25,10 @@ from orchestrator.agents.meter import Meter, Report
 from orchestrator.agents.protocol import AgentDefaults, Live, Stop
 from orchestrator.agents.readers import EventsFile, make_reader, merge
 from orchestrator.agents.redact import Secrets
+from orchestrator.agents.telling import Output, Telling
 from orchestrator.agents.verdict import verdict
 from orchestrator.domain.given import AgentDefinition
 from orchestrator.domain.outcome import Claim, Outcome, TranscriptSize
-from orchestrator.domain.template import as_text
 from orchestrator.domain.words import OutcomeClass
 from orchestrator.errors import InvalidInput
 
@@ -193,38 +192,7 @@ class _Silent:
     def progress(self, percent: float | None, message: str | None) -> None: ...
 
 
-class _Output:
-    """One of the agent's two outputs: bytes in, redacted bytes and text out."""
-
-    def __init__(self, name: str, secrets: Secrets) -> None:
-        self.name = name
-        self.bytes = 0
-        self.replaced = False
-        self._pending = 0
-        self._last = b""
-        self._redactor = secrets.stream() if secrets else None
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def take(self, data: bytes, final: bool = False) -> tuple[bytes, str, int]:
-        """Return what can be passed on: redacted bytes, their text, and how many bytes the agent wrote for it."""
-        self.bytes += len(data)
-        self._pending += len(data)
-        if self._redactor is not None:
-            data = self._redactor.feed(data)
-            if final:
-                data += self._redactor.flush()
-        text = self._decoder.decode(data, final)
-        if "\ufffd" in text and text.count("\ufffd") > (self._last + data).count(b"\xef\xbf\xbd"):
-            self.replaced = True  # more of them than the agent itself has written
-        self._last = data[-2:] if len(data) > 1 else (self._last + data)[-2:]
-        if "\0" in text:
-            text = text.replace("\0", "\ufffd")
-            self.replaced = True
-        size, self._pending = (self._pending, 0) if text else (0, self._pending)
-        return data, text, size
-
-
-class _Attempt:
+class _Attempt(Telling):
     """One execution. It is also the ``Signals`` that the reader calls."""
 
     def __init__(
@@ -239,18 +207,17 @@ class _Attempt:
         *,
         resumed: bool,
     ) -> None:
+        super().__init__(live, Meter(claim.meter, resumed=resumed))
         self._definition = definition
-        self._live = live
         self._stop = stop
         self._start = start
         self._tree = tree
         self._loop = asyncio.get_running_loop()
-        self._meter = Meter(claim.meter, resumed=resumed)
         self._reader = make_reader(definition.output, self)
         self._events = EventsFile(self)
         self._events_at = 0
         self._events_redactor = secrets.stream()
-        self._outputs = {"stdout": _Output("stdout", secrets), "stderr": _Output("stderr", secrets)}
+        self._outputs = {"stdout": Output("stdout", secrets), "stderr": Output("stderr", secrets)}
         self._open = {"stdout": tree.stdout, "stderr": tree.stderr}
         self._input = memoryview(start.prompt)
         self._heard = self._loop.time()
@@ -491,34 +458,3 @@ class _Attempt:
                     break
         if final:
             self._events.feed(self._events_redactor.flush())
-
-    # What the reader says ------------------------------------------------------------------------------------------
-
-    def message(self, text: str) -> None:
-        """The agent said something to its user."""
-        self._live.write("message", text)
-
-    def tool(self, name: str, text: str) -> None:
-        """The agent used a tool."""
-        self._live.write("tool", f"{name}: {text}")
-
-    def usage(self, report: Report) -> None:
-        """The agent reported usage: count it and say where the attempt stands."""
-        self._live.usage(self._meter.add(report))
-
-    def session(self, session: str) -> None:
-        """The agent named its session."""
-        self._meter.session(session)
-        self._live.session(session)
-
-    def result(self, value: Any) -> None:
-        """The agent gave its result; it goes into the outcome."""
-        self._live.write("result", as_text(value))
-
-    def error(self, fault: Fault) -> None:
-        """The agent said that something failed."""
-        self._live.write("error", fault.message)
-
-    def progress(self, percent: float | None, message: str | None) -> None:
-        """The agent said how far it is."""
-        self._live.progress(percent, message)
