@@ -31,6 +31,7 @@ from orchestrator.database.engine import make_engine, shown
 from orchestrator.database.lines import SILENCE
 from orchestrator.database.notify import CANCEL, Notifier
 from orchestrator.database.transient import transient
+from orchestrator.domain.alerts import Thresholds
 from orchestrator.domain.entities import Run, Task
 from orchestrator.domain.given import AgentDefinition, NewTask
 from orchestrator.domain.identity import Identity
@@ -109,11 +110,12 @@ class Orchestrator:
         self.operations = OperationsRepository(self._engine)
         self.agent_states = AgentRepository(self._engine)
         self.audit = AuditRepository(self._engine)
-        self.reading = ReadingRepository(self._engine)
+        thresholds = Thresholds.read(self.settings.alerts)
+        self.reading = ReadingRepository(self._engine, thresholds)
         self.diagnosis = DiagnosisRepository(self._engine)
-        self.health = HealthRepository(self._engine, self.url)
+        self.health = HealthRepository(self._engine, self.url, thresholds)
         self.retention = RetentionRepository(self._engine)
-        self.snapshots = SnapshotRepository(self._engine)
+        self.snapshots = SnapshotRepository(self._engine, thresholds)
         self._notifier = Notifier(self._engine)
         self._definitions: dict[str, AgentDefinition] | None = None
 
@@ -233,7 +235,7 @@ class Orchestrator:
         Renews its lease while the agent works. *agents* defaults to all that are known here.
         """
         chosen = self.resolve(agents)
-        worker = self.register(identity(), name="run_next", slots=1, agents=[agent.name for agent in chosen])
+        worker = self.register(identity(), name="run_next", slots=1, agents=[self.known(each).route for each in chosen])
         renewal = _Renewal(self, worker)
         try:
             claims = self.claim(worker, [self.known(agent) for agent in chosen], 1).claims
@@ -425,9 +427,9 @@ class Orchestrator:
         """The name under which *worker* is registered."""
         return self._workers.name_of(worker)
 
-    def renew(self, worker: UUID) -> Renewal:
+    def renew(self, worker: UUID, *, deaf: bool = False) -> Renewal:
         """Renew the lease of *worker*, on a connection of its own; one try. Driver errors come as they are."""
-        return transient(lambda: self._renewals.renew(worker), give_up_after=0)
+        return transient(lambda: self._renewals.renew(worker, deaf=deaf), give_up_after=0)
 
     def stop_worker(self, worker: UUID) -> None:
         """Say that *worker* ended by itself; a database that is away is not waited for."""

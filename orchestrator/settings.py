@@ -39,7 +39,8 @@ class Settings:
     - ``grace``: what agents get to finish in when a worker is told to stop
     - ``max_retries``, ``retry_*``, ``give_up_after``: for tasks whose agent says nothing else
     - ``redact``: names of environment variables whose values are never stored or shown
-    - ``retention``, ``agents``: as they stand in the file; ``source_dir`` is the directory that relative paths start from
+    - ``retention``, ``agents``, ``alerts``: as they stand in the file; ``source_dir`` is the directory that relative paths
+      start from
     """
 
     database_url: str | None = None
@@ -58,6 +59,7 @@ class Settings:
     redact: tuple[str, ...] = ()
     retention: Mapping[str, Any] = field(default_factory=dict)
     agents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    alerts: Mapping[str, Any] = field(default_factory=dict)
     source: Path | None = None
     source_dir: Path | None = None
 
@@ -192,7 +194,7 @@ def _as_is(key: str, value: Any) -> Any:
     return value
 
 
-_TABLES = ("retention", "agents")
+_TABLES = ("retention", "agents", "alerts")
 _FIELDS: dict[str, Callable[[str, Any], Any]] = {
     "database_url": _text,
     "pooler": _text,

@@ -298,11 +298,11 @@ def test_without_the_database_agents_are_stopped_and_handed_back(
     away, failed = threading.Event(), threading.Event()
     renew = orc.renew
 
-    def cut(worker: UUID) -> Renewal:
+    def cut(worker: UUID, *, deaf: bool = False) -> Renewal:
         if away.is_set():
             failed.set()
             raise DatabaseUnavailable("cut off")
-        return renew(worker)
+        return renew(worker, deaf=deaf)
 
     monkeypatch.setattr(orc, "renew", cut)
 

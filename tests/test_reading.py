@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Engine, event
 
 from orchestrator.domain import histogram
+from orchestrator.domain.alerts import Thresholds
 from orchestrator.domain.given import NewTask
 from orchestrator.domain.outcome import Budget, Outcome, Usage
 from orchestrator.domain.words import OutcomeClass, TaskStatus
@@ -539,12 +540,10 @@ def test_a_task_that_does_not_stop_is_an_alert(made: Making, read: ReadingReposi
     assert "on w" in alert.what
 
 
-def test_an_old_transaction_is_an_alert(made: Making, read: ReadingRepository, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_transaction_is_an_alert(made: Making) -> None:
     """A transaction that holds a snapshot or has written, and is older than the limit, is named; a claim's is not."""
-    from orchestrator.domain import alerts as rules
-
+    read = ReadingRepository(made.engine, Thresholds(old_transaction=1e-9))
     assert read.alerts() == []
-    monkeypatch.setattr(rules, "OLD_TRANSACTION", timedelta(0))
     with made.engine.connect() as beside:
         beside.exec_driver_sql("INSERT INTO audit (actor, action) VALUES ('x', 'x')")
         kinds = [alert.kind for alert in read.alerts()]

@@ -27,6 +27,8 @@ redact = ["API_KEY"]
 retry = {initial = 1, factor = 3, max = 9}
 [retention]
 done = "30d"
+[alerts]
+oldest_wait = 60
 [agents.coder]
 command = ["true"]
 """
@@ -52,7 +54,7 @@ def test_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_everything_from_the_file(config: Path) -> None:
-    """Each key of the file arrives; agents and retention stay as they are; paths start at the file's directory."""
+    """Each key of the file arrives; agents, alerts and retention stay as they are; paths start at the file's directory."""
     settings = Settings.load(config, {})
     assert settings.database_url == "postgresql://file/db"
     assert (settings.pooler, settings.concurrency, settings.heartbeat, settings.lease) == ("transaction", 3, 2, 8.5)
@@ -61,6 +63,7 @@ def test_everything_from_the_file(config: Path) -> None:
     assert (settings.give_up_after, settings.redact) == (60, ("API_KEY",))
     assert settings.agents == {"coder": {"command": ["true"]}}
     assert settings.retention == {"done": "30d"}
+    assert settings.alerts == {"oldest_wait": 60}
     assert (settings.source, settings.source_dir) == (config, config.parent)
     assert all(key.split(".")[0] in FULL for key in KEYS)
 

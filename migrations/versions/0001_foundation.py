@@ -130,6 +130,8 @@ def upgrade() -> None:
         sa.Column("dead_at", postgresql.TIMESTAMP(timezone=True), nullable=True),
         sa.Column("dead_why", sa.Text(), nullable=True),
         sa.Column("held", sa.Integer(), nullable=True),
+        sa.Column("deaf_since", postgresql.TIMESTAMP(timezone=True), nullable=True),
+        sa.Column("clock_ahead", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("workers_pkey")),
         postgresql_with={"fillfactor": 50},
     )

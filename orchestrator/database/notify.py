@@ -148,9 +148,15 @@ class Listener:
         self._lost_at: float | None = None
         self._said_at = -math.inf
         self._level = logging.WARNING
+        self._hearing = False
         self._stopping = threading.Event()
         self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="orchestrator-listener", daemon=True)
+
+    @property
+    def deaf(self) -> bool:
+        """Whether it should hear and does not: the connection is lost, or not there yet."""
+        return self._thread.is_alive() and not self._hearing and not self._stopping.is_set()
 
     def start(self) -> None:
         """Begin to listen. Returns at once; the connection is made by the thread."""
@@ -175,6 +181,7 @@ class Listener:
                     with contextlib.closing(psycopg.connect(**self._parameters, autocommit=True)) as connection:
                         self._listen(connection)
                 except (psycopg.Error, OSError) as error:
+                    self._hearing = False
                     if self._stopping.is_set():
                         return
                     if self._lost_at is None:
@@ -250,6 +257,7 @@ class Listener:
         log.log(self._level, "lost the connection that hears of new tasks: %s; polling goes on", why)
 
     def _heard_again(self) -> None:
+        self._hearing = True
         if self._lost_at is not None:
             log.log(self._level, "listening for new tasks again after %.1f s", time.monotonic() - self._lost_at)
             self._lost_at = None

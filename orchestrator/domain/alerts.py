@@ -2,28 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
+from typing import Any
 
-from orchestrator.domain.snapshot import AgentRow, Alert, Count, LockHold, RunningTask, WorkerRow
+from orchestrator.domain.snapshot import AgentRow, Alert, Count, LockHold, RunningTask, Unserved, WorkerRow
+from orchestrator.errors import InvalidInput, did_you_mean
 
-NOT_DRAINING = timedelta(hours=1)
-"""A queue whose oldest ready task waits for longer, while no attempt of its agent ends, is stuck."""
 
-OLDEST_WAIT = timedelta(hours=4)
-"""A ready task that waits for longer is worth a word although its queue drains."""
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """From where on something is an alert: the table ``[alerts]`` of the settings. Lengths of time are in seconds.
 
-FAILED_SHARE, FAILED_LEAST = 0.5, 10
-"""So much of an agent's attempts of the last hour failed, and so many: something is wrong with all of them."""
+    - ``not_draining``: a ready task that waits for longer while no attempt of its agent ends
+    - ``oldest_wait``: a ready task that waits for longer, although its queue drains
+    - ``failed_share``, ``failed_least``: more than such a share of an agent's attempts of the last hour, and so many
+    - ``hold_ms``, ``hold_claims``: p99 of the time that claims hold their locks, judged over so many claims at least
+    - ``old_transaction``: it keeps vacuum from removing the queue's dead rows, which slows every claim down
+    - ``stopping``: a task that is asked to end and runs on for longer, beyond its kill grace
+    - ``listener_down``: a worker that hears of no new tasks for longer finds them by polling alone
+    - ``transcript_bytes``: what transcripts may take in the database
+    - ``off``: kinds that are no alerts here
+    """
 
-HOLD_MS, HOLD_CLAIMS = 50.0, 100
-"""Longest p99 of the time that claims hold their locks, judged over so many claims at least."""
+    not_draining: float = 3600.0
+    oldest_wait: float = 4 * 3600.0
+    failed_share: float = 0.5
+    failed_least: int = 10
+    hold_ms: float = 50.0
+    hold_claims: int = 100
+    old_transaction: float = 3600.0
+    stopping: float = 60.0
+    listener_down: float = 60.0
+    transcript_bytes: int = 20 << 30
+    off: frozenset[str] = frozenset()
 
-OLD_TRANSACTION = timedelta(hours=1)
-"""A transaction that is older keeps vacuum from removing the queue's dead rows, which slows every claim down."""
+    @classmethod
+    def read(cls, table: Mapping[str, Any]) -> Thresholds:
+        """Return the thresholds that ``[alerts]`` sets, defaults for the others. Raises InvalidInput."""
+        values: dict[str, Any] = {}
+        known = [each.name for each in fields(cls)]
+        for key, value in table.items():
+            if key == "hooks":
+                continue
+            if key not in known:
+                raise InvalidInput(f"unknown key 'alerts.{key}'{did_you_mean(key, [*known, 'hooks'])}")
+            values[key] = _kinds(value) if key == "off" else _number(key, value)
+        return cls(**values)
 
-STOPPING = timedelta(seconds=60)
-"""A task that is asked to end and runs on for longer, beyond its kill grace, does not stop."""
+
+def _kinds(value: Any) -> frozenset[str]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise InvalidInput(f"alerts.off: expected a list of kinds, found {value!r}")
+    for each in value:
+        if each not in ORDER:
+            raise InvalidInput(f"alerts.off: there is no kind {each!r}{did_you_mean(each, ORDER)}")
+    return frozenset(value)
+
+
+def _number(key: str, value: Any) -> float | int:
+    well = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    if not well or (key == "failed_share" and value > 1):
+        raise InvalidInput(f"alerts.{key}: expected a number, more than 0, found {value!r}")
+    number: float | int = value
+    return number
+
+
+DEFAULTS = Thresholds()
 
 ORDER = (
     "will_not_stop",
@@ -35,6 +83,8 @@ ORDER = (
     "failures_spike",
     "long_transaction",
     "lock_hold",
+    "listener_down",
+    "transcript_disk",
     "oldest_wait",
 )
 """Kinds by rank: what needs a person most comes first."""
@@ -47,26 +97,29 @@ def alerts(
     running: Sequence[RunningTask],
     kill_grace: float = 2.0,
     *,
+    thresholds: Thresholds = DEFAULTS,
     hold: LockHold | None = None,
     oldest_transaction: float | None = None,
+    transcript_bytes: int | None = None,
 ) -> list[Alert]:
     """Every alert, by rank, then the longest-lasting first. *kill_grace* and *oldest_transaction* are in seconds."""
     found: list[Alert] = []
     for task in running:
-        found.extend(_of_task(now, task, kill_grace))
+        found.extend(_of_task(now, task, kill_grace, thresholds))
     for agent in agents:
-        found.extend(_of_agent(now, agent))
+        found.extend(_of_agent(now, agent, thresholds))
     for worker in workers:
-        found.extend(_of_worker(now, worker))
-    found.extend(_of_database(now, hold, oldest_transaction))
-    return sorted(found, key=lambda alert: (_rank(alert), alert.since or now, alert.name))
+        found.extend(_of_worker(now, worker, thresholds))
+    found.extend(_of_database(now, hold, oldest_transaction, transcript_bytes, thresholds))
+    left = [alert for alert in found if alert.kind not in thresholds.off]
+    return sorted(left, key=lambda alert: (_rank(alert), alert.since or now, alert.name))
 
 
 def _rank(alert: Alert) -> int:
     return ORDER.index(alert.kind) if alert.kind in ORDER else len(ORDER)
 
 
-def _of_task(now: datetime, task: RunningTask, kill_grace: float) -> list[Alert]:
+def _of_task(now: datetime, task: RunningTask, kill_grace: float, thresholds: Thresholds) -> list[Alert]:
     name = task.name or task.title or task.agent
     if task.will_not_stop is not None:
         return [
@@ -81,7 +134,7 @@ def _of_task(now: datetime, task: RunningTask, kill_grace: float) -> list[Alert]
             )
         ]
     asked = task.cancel_requested_at
-    if asked is not None and now - asked > STOPPING + timedelta(seconds=kill_grace):
+    if asked is not None and now - asked > timedelta(seconds=thresholds.stopping + kill_grace):
         on = f" on {task.worker}" if task.worker else ""
         what = f"asked to end {(now - asked).total_seconds():.0f} s ago and still running{on}"
         return [Alert("will_not_stop", "task", name, what, task.id, asked, f"orchestrator why {task.id}")]
@@ -97,84 +150,99 @@ def _of_task(now: datetime, task: RunningTask, kill_grace: float) -> list[Alert]
     return [Alert("over_budget", "task", name, what, task.id, end, f"orchestrator cancel {task.id}")]
 
 
-def _of_agent(now: datetime, agent: AgentRow) -> list[Alert]:
-    return [*_of_queue(now, agent), *_of_failures(agent)]
+def _of_agent(now: datetime, agent: AgentRow, thresholds: Thresholds) -> Iterator[Alert]:
+    if agent.state != "paused":
+        for each in agent.unserved:
+            yield _no_worker(agent.name, each)
+        yield from _of_queue(now, agent, thresholds)
+    yield from _of_failures(agent, thresholds)
 
 
-def _of_queue(now: datetime, agent: AgentRow) -> list[Alert]:
+def _no_worker(agent: str, unserved: Unserved) -> Alert:
+    verb = "waits" if unserved.ready == Count(1) else "wait"
+    what = f"no live worker, {_tasks(unserved.ready, 'ready')} {verb}"
+    command = f"orchestrator worker --agent {shlex.quote(agent)}"
+    if unserved.local:
+        # An agent of a plan file: nobody but a process that has loaded that very file knows it.
+        what = f"no live worker has loaded plan {unserved.plan}, {_tasks(unserved.ready, 'ready')} {verb}"
+        command = "orchestrator worker --plan FILE"
+    return Alert("no_worker", "agent", agent, what, since=unserved.since, command=command, plan=unserved.plan)
+
+
+def _of_queue(now: datetime, agent: AgentRow, thresholds: Thresholds) -> Iterator[Alert]:
     ready, since = agent.ready, agent.oldest_ready_at
-    if not ready.n or agent.state == "paused":
-        return []
-    if not agent.live_workers:
-        verb = "waits" if ready == Count(1) else "wait"
-        what = f"no live worker, {_tasks(ready, 'ready')} {verb}"
-        command = f"orchestrator worker --agent {agent.name}"
-        return [Alert("no_worker", "agent", agent.name, what, since=since, command=command)]
-    wait = timedelta(0) if since is None else now - since
-    if wait > NOT_DRAINING and not agent.attempts_hour:
+    if not ready.n or since is None or agent.unserved:
+        return
+    wait = (now - since).total_seconds()
+    if wait > thresholds.not_draining and not agent.attempts_hour:
         what = f"{_tasks(ready, 'ready')}, and no attempt has ended in the last hour"
-        return [
-            Alert(
-                "queue_not_draining",
-                "agent",
-                agent.name,
-                what,
-                since=since,
-                command="orchestrator workers",
-                heals=True,
-            )
-        ]
-    if wait > OLDEST_WAIT:
-        what = f"the oldest of {_tasks(ready, 'ready')} has waited for {wait / timedelta(hours=1):.0f} h"
-        command = f"orchestrator list --status pending --agent {agent.name}"
-        return [Alert("oldest_wait", "agent", agent.name, what, since=since, command=command, heals=True)]
-    return []
+        command = "orchestrator workers"
+        yield Alert("queue_not_draining", "agent", agent.name, what, since=since, command=command, heals=True)
+    elif wait > thresholds.oldest_wait:
+        what = f"the oldest of {_tasks(ready, 'ready')} has waited for {_long(wait)}"
+        command = f"orchestrator list --status pending --agent {shlex.quote(agent.name)}"
+        yield Alert("oldest_wait", "agent", agent.name, what, since=since, command=command, heals=True)
 
 
-def _of_failures(agent: AgentRow) -> list[Alert]:
+def _of_failures(agent: AgentRow, thresholds: Thresholds) -> Iterator[Alert]:
     failed, ended = agent.failed_hour or 0, agent.attempts_hour or 0
-    if failed < FAILED_LEAST or failed <= FAILED_SHARE * ended:
-        return []
+    if failed < thresholds.failed_least or failed <= thresholds.failed_share * ended:
+        return
     what = f"{failed:,} of {ended:,} attempts of the last hour failed"
-    command = f"orchestrator list --status failed --agent {agent.name}"
-    return [Alert("failures_spike", "agent", agent.name, what, command=command, heals=True)]
+    command = f"orchestrator list --status failed --agent {shlex.quote(agent.name)}"
+    yield Alert("failures_spike", "agent", agent.name, what, command=command, heals=True)
 
 
-def _of_database(now: datetime, hold: LockHold | None, oldest: float | None) -> list[Alert]:
-    found = []
-    if oldest is not None and oldest > OLD_TRANSACTION.total_seconds():
-        what = f"a transaction of {oldest / 3600:.1f} h keeps vacuum from removing dead rows"
+def _of_database(
+    now: datetime, hold: LockHold | None, oldest: float | None, transcripts: int | None, thresholds: Thresholds
+) -> Iterator[Alert]:
+    if oldest is not None and oldest > thresholds.old_transaction:
+        what = f"a transaction of {_long(oldest)} keeps vacuum from removing dead rows"
         since = now - timedelta(seconds=oldest)
-        found.append(
-            Alert("long_transaction", "database", "vacuum", what, None, since, "orchestrator doctor", heals=True)
-        )
-    if hold is not None and hold.p99 is not None and hold.p99 > HOLD_MS and hold.count >= HOLD_CLAIMS:
-        what = f"claims hold their locks for {hold.p99:.0f} ms (p99 of the last hour), more than {HOLD_MS:g}"
-        found.append(Alert("lock_hold", "database", "claims", what, command="orchestrator doctor", heals=True))
-    return found
+        yield Alert("long_transaction", "database", "vacuum", what, None, since, "orchestrator doctor", heals=True)
+    slow = hold is not None and hold.p99 is not None and hold.count >= thresholds.hold_claims
+    if slow and hold is not None and hold.p99 is not None and hold.p99 > thresholds.hold_ms:
+        what = f"claims hold their locks for {hold.p99:.0f} ms (p99 of the last hour), more than {thresholds.hold_ms:g}"
+        yield Alert("lock_hold", "database", "claims", what, command="orchestrator doctor", heals=True)
+    if transcripts is not None and transcripts > thresholds.transcript_bytes:
+        what = f"transcripts take {_size(transcripts)}, more than {_size(thresholds.transcript_bytes)}"
+        command = "orchestrator prune --kind transcripts --older-than 30d --dry-run"
+        yield Alert("transcript_disk", "database", "transcripts", what, command=command)
 
 
-def _of_worker(now: datetime, worker: WorkerRow) -> list[Alert]:
+def _of_worker(now: datetime, worker: WorkerRow, thresholds: Thresholds) -> Iterator[Alert]:
     holds = f"holds {_tasks(Count(worker.running))}" if worker.running else "holds nothing"
+    command = "orchestrator watchdog --once"
     if worker.state == "dead":
         what = f"is dead, {_tasks(Count(worker.running))} not taken back yet"
-        command = "orchestrator watchdog --once"
-        return [Alert("worker_dead", "worker", worker.name, what, None, worker.renewed_at, command, heals=True)]
-    if worker.state == "silent" and worker.renewed_at is not None:
+        yield Alert("worker_dead", "worker", worker.name, what, None, worker.renewed_at, command, heals=True)
+    elif worker.state == "silent" and worker.renewed_at is not None:
         silent = (now - worker.renewed_at).total_seconds()
         what = f"silent {silent:.0f} s of {worker.lease_seconds:g} s lease, {holds}"
-        return [
-            Alert(
-                "worker_silent",
-                "worker",
-                worker.name,
-                what,
-                since=worker.renewed_at,
-                command="orchestrator watchdog --once",
-                heals=True,
-            )
-        ]
-    return []
+        yield Alert("worker_silent", "worker", worker.name, what, None, worker.renewed_at, command, heals=True)
+    elif worker.deaf_since is not None:
+        deaf = (now - worker.deaf_since).total_seconds()
+        if deaf > thresholds.listener_down:
+            what = f"has heard of no new task for {_long(deaf)}: it finds them by polling alone"
+            command = "orchestrator doctor"
+            yield Alert("listener_down", "worker", worker.name, what, None, worker.deaf_since, command, heals=True)
+
+
+def _long(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.0f} h"
+    )
+
+
+def _size(number: int) -> str:
+    for unit, factor in (("GB", 1 << 30), ("MB", 1 << 20), ("kB", 1 << 10)):
+        if number >= factor:
+            return f"{number / factor:.3g} {unit}"
+    return f"{number} B"
 
 
 def _tasks(count: Count, kind: str = "") -> str:
@@ -183,4 +251,4 @@ def _tasks(count: Count, kind: str = "") -> str:
     return " ".join(part for part in (number, kind, noun) if part)
 
 
-__all__ = ["NOT_DRAINING", "ORDER", "alerts"]
+__all__ = ["DEFAULTS", "ORDER", "Thresholds", "alerts"]

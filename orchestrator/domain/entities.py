@@ -303,7 +303,10 @@ class Run(Base):
 
 
 class WorkerRow(Base):
-    """One worker process: its lease, who it is on its host, and its death, which is set once and never reverts."""
+    """One worker process: its lease, who it is on its host, and its death, which is set once and never reverts.
+
+    ``agents`` are the routes that it claims by. ``deaf_since`` and ``clock_ahead`` (seconds) come with each renewal.
+    """
 
     __tablename__ = "workers"
 
@@ -329,6 +332,8 @@ class WorkerRow(Base):
     dead_at: Mapped[datetime | None]
     dead_why: Mapped[str | None]
     held: Mapped[int | None] = mapped_column(Integer)
+    deaf_since: Mapped[datetime | None]
+    clock_ahead: Mapped[float | None]
 
     __table_args__ = (
         # renewals, judgement, snapshots: the few that live or died with tasks in hand

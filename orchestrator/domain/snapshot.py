@@ -52,7 +52,8 @@ class WorkerRow:
     """A worker that is not dead. ``state``: empty (well), ``silent``, ``draining`` or ``stopping``.
 
     ``silent`` means that its last renewal is older than twice its heartbeat; ``stopping`` counts its tasks that are
-    being stopped.
+    being stopped. ``agents`` are names, ``routes`` what it claims by. ``deaf_since``: since when it has had no connection
+    that hears of new tasks; ``clock_ahead``: seconds by which its host's clock is before the database's.
     """
 
     id: str
@@ -66,6 +67,9 @@ class WorkerRow:
     started_at: datetime | None = None
     renewed_at: datetime | None = None
     lease_seconds: float = 40.0
+    routes: tuple[str, ...] = ()
+    deaf_since: datetime | None = None
+    clock_ahead: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,16 @@ class RunningTask:
 
 
 @dataclass(frozen=True, slots=True)
+class Unserved:
+    """Ready tasks of an agent that no live worker takes. ``plan``: whose file defines the agent; None: the configuration."""
+
+    ready: Count
+    since: datetime | None = None
+    plan: str | None = None
+    local: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class AgentRow:
     """An agent as the queue sees it.
 
@@ -123,6 +137,7 @@ class AgentRow:
     failed_hour: int | None = None
     attempts_hour: int | None = None
     usd_hour: float | None = None
+    unserved: tuple[Unserved, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +147,7 @@ class Alert:
     ``kind``: will_not_stop, no_worker, worker_silent, over_budget, queue_not_draining, breaker_open, needs_login, …
     ``subject`` is task, agent, worker, schedule or database; ``task_id`` is set for tasks, ``name`` is what the subject
     is called. ``what`` says what and how much, ``command`` what would change it. ``heals``: it may go by itself.
+    ``plan`` is set where the agent is one of that plan's own.
     """
 
     kind: str
@@ -142,6 +158,7 @@ class Alert:
     since: datetime | None = None
     command: str | None = None
     heals: bool = False
+    plan: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ def _workers(session: Session, task: Task, now: datetime) -> tuple[WorkerFacts, 
         .where(
             WorkerRow.stopped_at.is_(None),
             WorkerRow.dead_at.is_(None),
-            literal(task.agent, Text) == any_(WorkerRow.agents),
+            literal(task.route, Text) == any_(WorkerRow.agents),
         )
         .order_by(WorkerRow.name)
         .limit(WORKERS)

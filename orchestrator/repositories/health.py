@@ -19,7 +19,7 @@ from orchestrator.database.drift import drift
 from orchestrator.database.engine import connection_parameters
 from orchestrator.database.transient import transient
 from orchestrator.domain import histogram, snapshot
-from orchestrator.domain.alerts import alerts
+from orchestrator.domain.alerts import DEFAULTS, Thresholds
 from orchestrator.domain.diagnosis import DatabaseFacts, QueueFacts, SessionFacts
 from orchestrator.domain.entities import Base, WorkerRow
 from orchestrator.domain.snapshot import AgentRow, Alert
@@ -85,9 +85,10 @@ class QueueNumbers:
 class HealthRepository:
     """Reading the state of the database itself."""
 
-    def __init__(self, engine: Engine, url: str) -> None:
+    def __init__(self, engine: Engine, url: str, thresholds: Thresholds = DEFAULTS) -> None:
         self._sessions = sessionmaker(engine, expire_on_commit=False)
         self._url = url
+        self._thresholds = thresholds
 
     def database(self) -> DatabaseFacts:
         """What holds for any database, whatever its schema. Raises DatabaseUnavailable, InvalidInput."""
@@ -108,12 +109,13 @@ class HealthRepository:
             running, _ = overview.read_running(session, 1000)
             agents = overview.read_agents(session, overview.read_work(session), workers, now)
             hold, oldest = overview.read_lock_hold(session, now), overview.oldest_transaction(session)
+            found = overview.read_alerts(session, now, workers, agents, running, hold, self._thresholds)
             claims = session.execute(_HOLDS, {"since": now - timedelta(hours=1)}).all()
             return QueueNumbers(
                 now=now,
                 agents=tuple(agents),
                 workers=tuple(workers),
-                alerts=tuple(alerts(now, workers, agents, running, hold=hold, oldest_transaction=oldest)),
+                alerts=tuple(found),
                 hours={
                     row[0]: AgentHour(int(row[1]), int(row[2]), int(row[3]), int(row[4]), float(row[5]), int(row[6]))
                     for row in session.execute(_HOURS, {"since": now - timedelta(hours=1)})

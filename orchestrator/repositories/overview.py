@@ -8,7 +8,7 @@ number of finished tasks is the planner's estimate.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -17,9 +17,10 @@ from sqlalchemy import ARRAY, BigInteger, and_, any_, case, func, literal, or_, 
 from sqlalchemy.orm import Session
 
 from orchestrator.domain import histogram, snapshot
+from orchestrator.domain.alerts import Thresholds, alerts
 from orchestrator.domain.entities import AgentState, Audit, Minute, Run, Task, WorkerRow
 from orchestrator.domain.outcome import Budget
-from orchestrator.domain.snapshot import AgentRow, Count, LockHold, RunningTask, Spend
+from orchestrator.domain.snapshot import AgentRow, Alert, Count, LockHold, RunningTask, Spend, Unserved
 from orchestrator.domain.words import OnLimit, TaskStatus
 from orchestrator.repositories.tasks import ROUTE_SEPARATOR
 
@@ -81,14 +82,21 @@ def _worker(row: WorkerRow, now: datetime, running: int, stopping: int) -> snaps
         name=row.name,
         host=row.host,
         state=state,
-        agents=tuple(row.agents),
+        agents=tuple(dict.fromkeys(_name(route) for route in row.agents)),
+        routes=tuple(row.agents),
         running=running,
         slots=row.slots,
         stopping=stopping,
         started_at=row.started_at,
         renewed_at=row.renewed_at,
         lease_seconds=row.lease.total_seconds() if isinstance(row.lease, timedelta) else 40.0,
+        deaf_since=row.deaf_since,
+        clock_ahead=row.clock_ahead,
     )
+
+
+def _name(route: str) -> str:
+    return route.partition(ROUTE_SEPARATOR)[0]
 
 
 # -- running tasks ------------------------------------------------------------------------------------------------
@@ -249,6 +257,15 @@ class AgentWork:
     running: int = 0
     oldest: dict[int, datetime] = field(default_factory=dict)
     """Since when the oldest ready task of each priority could run."""
+    routes: dict[str, tuple[Count, datetime | None]] = field(default_factory=dict)
+    """The ready tasks by what workers claim by: how many, and since when the oldest could run."""
+
+    def add_ready(self, route: str, number: Count, since: datetime | None) -> None:
+        """Count ready tasks of *route*."""
+        known, oldest = self.routes.get(route, (Count(), None))
+        at = [each for each in (oldest, since) if each is not None]
+        self.routes[route] = plus(known, number), min(at, default=None)
+        self.ready = plus(self.ready, number)
 
     @property
     def oldest_ready_at(self) -> datetime | None:
@@ -268,15 +285,15 @@ def read_work(session: Session) -> dict[str, AgentWork]:
 
     counted: set[str] = set()
     for route, number, priority, since in session.execute(_READY, {"cap": CAP, "routes": ROUTES}):
-        mine = of(route.partition(ROUTE_SEPARATOR)[0])
-        if route not in counted:
-            counted.add(route)
-            mine.ready = plus(mine.ready, Count(min(number, CAP), number > CAP))
+        mine = of(_name(route))
+        first = route not in counted
+        counted.add(route)
+        mine.add_ready(route, Count(min(number, CAP), number > CAP) if first else Count(), since)
         if priority is not None and since is not None:
             mine.oldest[priority] = min(since, mine.oldest.get(priority, since))
-    for agent, number, since, capped in session.execute(_SUSPECTS, {"cap": CAP}):
-        mine = of(agent)
-        mine.ready = plus(mine.ready, Count(number, capped))
+    for route, number, since, capped in session.execute(_SUSPECTS, {"cap": CAP}):
+        mine = of(_name(route))
+        mine.add_ready(route, Count(number, capped), since)
         mine.oldest[0] = min(since, mine.oldest.get(0, since))
     for agent, kind, number, capped in session.execute(_LATER, {"cap": CAP}):
         mine = of(agent)
@@ -341,10 +358,10 @@ LEFT JOIN LATERAL (
 """)
 
 _SUSPECTS = text("""
-SELECT agent, count(*), min(available_at), sum(count(*)) OVER () > :cap AS capped FROM (
-  SELECT agent, available_at FROM tasks
+SELECT route, count(*), min(available_at), sum(count(*)) OVER () > :cap AS capped FROM (
+  SELECT route, available_at FROM tasks
   WHERE status = 'pending' AND due AND held_at IS NULL AND lost_count > 0 LIMIT :cap + 1) AS counted
-GROUP BY agent
+GROUP BY route
 """)
 
 _LATER = text("""
@@ -390,18 +407,64 @@ def read_agents(
         )
     }
     live: dict[str, int] = {}
+    served: set[str] = set()
     for worker in workers:
         if worker.state in ("", "stopping"):
-            for agent in {name.partition(ROUTE_SEPARATOR)[0] for name in worker.agents}:
+            served.update(worker.routes)
+            for agent in worker.agents:
                 live[agent] = live.get(agent, 0) + 1
+    unserved = _unserved(session, work, served)
     return [
-        _agent(name, work.get(name, AgentWork()), paused.get(name), hour.get(name), live.get(name, 0))
+        _agent(
+            name,
+            work.get(name, AgentWork()),
+            paused.get(name),
+            hour.get(name),
+            live.get(name, 0),
+            tuple(unserved.get(name, ())),
+        )
         for name in sorted({*work, *paused, *hour, *live})
     ]
 
 
-def _agent(name: str, work: AgentWork, paused: AgentState | None, hour: Any, live: int) -> AgentRow:
-    state = "paused" if paused is not None else "no_worker" if work.ready.n and not live else ""
+def _unserved(session: Session, work: dict[str, AgentWork], served: set[str]) -> dict[str, list[Unserved]]:
+    """The ready tasks by agent whose routes are not *served*: one entry for the configured agent, one for each plan's own.
+
+    Uses tasks_ready and tasks_suspect.
+    """
+    routes = {
+        route: of for each in work.values() for route, of in each.routes.items() if route not in served and of[0].n
+    }
+    own = [route for route in routes if ROUTE_SEPARATOR in route]
+    plans: dict[str, str | None] = dict(session.execute(_PLANS, {"routes": own}).all()) if own else {}
+    together: dict[tuple[str, bool, str | None], Unserved] = {}
+    for route, (number, since) in routes.items():
+        local, plan = ROUTE_SEPARATOR in route, plans.get(route)
+        key = _name(route), local, plan
+        known = together.get(key, Unserved(Count(), plan=plan, local=local))
+        at = [each for each in (known.since, since) if each is not None]
+        together[key] = replace(known, ready=plus(known.ready, number), since=min(at, default=None))
+    found: dict[str, list[Unserved]] = {}
+    for (agent, _, _), each in sorted(together.items(), key=lambda pair: (pair[0][0], pair[0][1], pair[0][2] or "")):
+        found.setdefault(agent, []).append(each)
+    return found
+
+
+_PLANS = text("""
+SELECT r.route, t.plan FROM unnest(CAST(:routes AS text[])) AS r(route) CROSS JOIN LATERAL (
+  (SELECT plan FROM tasks
+   WHERE status = 'pending' AND due AND held_at IS NULL AND lost_count = 0 AND route = r.route LIMIT 1)
+  UNION ALL
+  (SELECT plan FROM tasks
+   WHERE status = 'pending' AND due AND held_at IS NULL AND lost_count > 0 AND route = r.route LIMIT 1)
+  LIMIT 1) AS t
+""")
+
+
+def _agent(
+    name: str, work: AgentWork, paused: AgentState | None, hour: Any, live: int, unserved: tuple[Unserved, ...]
+) -> AgentRow:
+    state = "paused" if paused is not None else "no_worker" if unserved and not live else ""
     return AgentRow(
         name=name,
         state=state,
@@ -420,6 +483,7 @@ def _agent(name: str, work: AgentWork, paused: AgentState | None, hour: Any, liv
         failed_hour=None if hour is None else int(hour[2]),
         attempts_hour=None if hour is None else int(hour[3]),
         usd_hour=None if hour is None else float(hour[4]),
+        unserved=unserved,
     )
 
 
@@ -489,6 +553,36 @@ SELECT extract(epoch FROM clock_timestamp() - min(xact_start))::float8 FROM pg_s
 WHERE (datname = current_database() OR backend_type = 'walsender') AND pid <> pg_backend_pid()
   AND backend_type <> 'autovacuum worker' AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
 """)
+
+
+# -- alerts -------------------------------------------------------------------------------------------------------
+
+
+def read_alerts(
+    session: Session,
+    now: datetime,
+    workers: Sequence[snapshot.WorkerRow],
+    agents: Sequence[AgentRow],
+    running: Sequence[RunningTask],
+    hold: LockHold,
+    thresholds: Thresholds,
+    kill_grace: float = 2.0,
+) -> list[Alert]:
+    """What a person should look at, of what the screens have read and of the database itself; the most urgent first."""
+    return alerts(
+        now,
+        workers,
+        agents,
+        running,
+        kill_grace,
+        thresholds=thresholds,
+        hold=hold,
+        oldest_transaction=oldest_transaction(session),
+        transcript_bytes=session.scalar(_TRANSCRIPTS),
+    )
+
+
+_TRANSCRIPTS = text("SELECT pg_total_relation_size(CAST('run_events' AS regclass))")
 
 
 # -- counts -------------------------------------------------------------------------------------------------------

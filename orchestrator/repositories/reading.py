@@ -13,7 +13,7 @@ from typing import Any, Literal
 from sqlalchemy import ARRAY, BigInteger, Engine, any_, func, literal, select
 from sqlalchemy.orm import Session, defer, sessionmaker
 
-from orchestrator.domain.alerts import alerts
+from orchestrator.domain.alerts import DEFAULTS, Thresholds
 from orchestrator.domain.entities import Dependency, Run, Task
 from orchestrator.domain.shapes import (
     alert_json,
@@ -45,8 +45,9 @@ CostsBy = Literal["agent", "day", "plan", "model"]
 class ReadingRepository:
     """Reading for commands and the library."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, thresholds: Thresholds = DEFAULTS) -> None:
         self._sessions = sessionmaker(engine, expire_on_commit=False)
+        self._thresholds = thresholds
 
     def now(self) -> datetime:
         """The database's time: what every stored instant is compared with."""
@@ -146,7 +147,7 @@ class ReadingRepository:
             agents = overview.read_agents(session, work, workers, now)
             hold = overview.read_lock_hold(session, now)
             finished = overview.finished_estimate(session)
-            oldest = overview.oldest_transaction(session)
+            found = overview.read_alerts(session, now, workers, agents, running, hold, self._thresholds, kill_grace)
         each = list(work.values())
         counts = counts_json(
             overview.total([c for w in each for c in (w.ready, w.retrying, w.not_due, w.held)]),
@@ -154,7 +155,6 @@ class ReadingRepository:
             overview.total([w.blocked for w in each]),
             overview.total([w.waiting for w in each]),
         )
-        found = alerts(now, workers, agents, running, kill_grace, hold=hold, oldest_transaction=oldest)
         return {
             "counts": {**counts, "finished": {**finished, "estimate": True}},
             "agents": [_agent_json(agent, work.get(agent.name), now) for agent in agents],
@@ -185,8 +185,8 @@ class ReadingRepository:
             workers = overview.read_workers(session, now)
             running, _ = overview.read_running(session, 1000)
             agents = overview.read_agents(session, overview.read_work(session), workers, now)
-            hold, oldest = overview.read_lock_hold(session, now), overview.oldest_transaction(session)
-        return alerts(now, workers, agents, running, kill_grace, hold=hold, oldest_transaction=oldest)
+            hold = overview.read_lock_hold(session, now)
+            return overview.read_alerts(session, now, workers, agents, running, hold, self._thresholds, kill_grace)
 
     def costs(self, by: CostsBy = "agent", *, since: datetime | None = None) -> list[dict[str, Any]]:
         """Tokens and USD of all runs (that ended since *since*), by agent, day (UTC), plan or model.

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, func, select, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from orchestrator.database.schema import VERSION_TABLE
-from orchestrator.domain.alerts import alerts
+from orchestrator.domain.alerts import DEFAULTS, Thresholds
 from orchestrator.domain.entities import Dependency, Run, Task
 from orchestrator.domain.snapshot import Failure, PlanTask, ServerInfo, Snapshot, TaskError
 from orchestrator.domain.words import TaskStatus
@@ -28,8 +28,9 @@ FAILURES = 20
 class SnapshotRepository:
     """Reading for screens."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, thresholds: Thresholds = DEFAULTS) -> None:
         self._sessions = sessionmaker(engine, expire_on_commit=False)
+        self._thresholds = thresholds
 
     def dashboard(self, *, version: str | None = None, kill_grace: float = 2.0) -> Snapshot:
         """The whole queue at one instant. *version* is that of this program, for the header.
@@ -48,9 +49,8 @@ class SnapshotRepository:
             minutes = overview.read_minutes(session, now)
             hold = overview.read_lock_hold(session, now)
             any_task = overview.any_task(session)
-            oldest = overview.oldest_transaction(session)
+            found = overview.read_alerts(session, now, workers, agents, running, hold, self._thresholds, kill_grace)
         each = list(work.values())
-        found = alerts(now, workers, agents, running, kill_grace, hold=hold, oldest_transaction=oldest)
         return Snapshot(
             taken_at=now,
             server=server,

@@ -7,6 +7,7 @@ the dark: a process may declare others dead only while some worker has been rene
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -63,8 +64,9 @@ class WorkerRepository:
     ) -> UUID:
         """Add a worker row under a fresh UUID; committed on return. Nothing is inherited from an older row.
 
-        ``lease`` and ``heartbeat`` are seconds. A name that a live worker already has gets ``-2``, ``-3``, …: ``drain``
-        and the screens go by name.
+        ``agents`` are routes (``Known.route``): an agent of a plan file is another one than its namesakes. ``lease`` and
+        ``heartbeat`` are seconds. A name that a live worker already has gets ``-2``, ``-3``, …: ``drain`` and the screens
+        go by name.
         """
         worker = uuid4()
         with self._sessions.begin() as session:
@@ -97,6 +99,7 @@ class WorkerRepository:
                     plan=plan,
                     lease=timedelta(seconds=lease),
                     heartbeat=timedelta(seconds=heartbeat),
+                    clock_ahead=_ahead(time.time()),
                 )
             )
         return worker
@@ -106,8 +109,8 @@ class WorkerRepository:
         with self._sessions() as session:
             return session.scalar(select(WorkerRow.name).where(WorkerRow.id == worker))
 
-    def renew(self, worker: UUID) -> Renewal:
-        """Renew the lease of *worker*; committed on return.
+    def renew(self, worker: UUID, *, deaf: bool = False) -> Renewal:
+        """Renew the lease of *worker*, and tell how it is; committed on return. *deaf*: it hears of no new tasks.
 
         ``renewing_since`` starts anew when this renewal comes late (after two heartbeats): who was away cannot say that
         others were silent meanwhile.
@@ -118,7 +121,12 @@ class WorkerRepository:
             row = session.execute(
                 update(WorkerRow)
                 .where(WorkerRow.id == worker, WorkerRow.dead_at.is_(None))
-                .values(renewed_at=now, renewing_since=case((late, now), else_=WorkerRow.renewing_since))
+                .values(
+                    renewed_at=now,
+                    renewing_since=case((late, now), else_=WorkerRow.renewing_since),
+                    deaf_since=func.coalesce(WorkerRow.deaf_since, now) if deaf else None,
+                    clock_ahead=_ahead(time.time()),
+                )
                 .returning(WorkerRow.draining_at)
             ).one_or_none()
         return Renewal(False, False) if row is None else Renewal(True, row.draining_at is not None)
@@ -234,6 +242,11 @@ class WorkerRepository:
                 .values(draining_at=func.clock_timestamp())
             )
             return row.id  # type: ignore[no-any-return]
+
+
+def _ahead(clock: float) -> Any:
+    """By how many seconds *clock*, just read, is before the database's."""
+    return clock - func.extract("epoch", func.clock_timestamp())
 
 
 def _witness(lease: Any) -> tuple[ColumnElement[bool], ...]:

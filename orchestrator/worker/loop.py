@@ -124,6 +124,7 @@ class Worker:
         self._kick_planned = False
         self._ticks = 0
         self._ticked = math.inf
+        self._hears: Listener | None = None
         self._rebirth = threading.Lock()
         self._look_at = 0.0
         self._asked_since: dict[Key, float] = {}
@@ -264,7 +265,7 @@ class Worker:
         asked = boot_clock()
         self._desk.worker = await _in_thread(self._register)
         log.info("worker %s (%s) works with %d slots", self._desk.name, self._desk.worker, self._desk.slots)
-        listener = self._listener()
+        listener = self._hears = self._listener()
         ticker = asyncio.get_running_loop().call_soon(self._tick)
         try:
             self._heartbeat.begin(self._desk.worker, asked)
@@ -367,7 +368,7 @@ class Worker:
             self._who,
             name=self._desk.name,
             slots=self._desk.slots,
-            agents=[agent.name for agent in self._agents],
+            agents=[orchestrator.known(agent).route for agent in self._agents],
             plan=self._plan,
             lease=settings.lease,
             heartbeat=settings.heartbeat,
@@ -525,7 +526,7 @@ class Worker:
         return self._heartbeat.safe and self._stop_new is None and not self._rebirth.locked()
 
     def _renew(self, worker: UUID) -> tuple[bool, bool]:
-        renewal = self._orchestrator.renew(worker)
+        renewal = self._orchestrator.renew(worker, deaf=self._hears is not None and self._hears.deaf)
         if renewal.alive and self._stop_new is not None and self._expired_for is not None:
             self._call(self._lease_confirmed)
         return renewal.alive, renewal.draining
