@@ -22,8 +22,11 @@ def build(given: AgentDefinition | AgentFunction[..., Any] | Agent) -> Agent:
         return CommandAgent(given)
     if given.python is not None:
         return PythonAgent.from_definition(given)
-    kind = "http" if given.http is not None else "acp"
-    raise InvalidInput(f"agent {given.name!r}: {kind} agents are not supported yet", agent=given.name)
+    if given.http is not None:
+        from orchestrator.agents.http import HttpAgent
+
+        return HttpAgent(given)
+    raise InvalidInput(f"agent {given.name!r}: acp agents are not supported yet", agent=given.name)
 
 
 __all__ = ["build"]

@@ -19,6 +19,7 @@ from orchestrator.agents.clis import (
 )
 from orchestrator.agents.faults import shorten
 from orchestrator.agents.meter import read_report
+from orchestrator.agents.openai import OpenaiReader
 from orchestrator.agents.reading import (
     LINE_LIMIT,
     TEXT_LIMIT,
@@ -211,13 +212,22 @@ class JsonlReader(EventReader):
 
 _READERS: dict[str, type[Reader]] = {
     reader.output: reader
-    for reader in (TextReader, JsonReader, JsonlReader, ClaudeReader, CodexReader, GeminiReader, OpencodeReader)
+    for reader in (
+        TextReader,
+        JsonReader,
+        JsonlReader,
+        ClaudeReader,
+        CodexReader,
+        GeminiReader,
+        OpencodeReader,
+        OpenaiReader,
+    )
 }
 OUTPUTS = tuple(_READERS)
 
 
 def make_reader(output: str, signals: Signals) -> Reader:
-    """Return a reader for *output*: text, json, jsonl, claude, codex, gemini or opencode."""
+    """Return a reader for *output*: text, json, jsonl, claude, codex, gemini, opencode or openai."""
     try:
         kind = _READERS[output]
     except KeyError:

@@ -30,9 +30,8 @@ def obstacles(given: AgentDefinition, own: Mapping[str, str]) -> list[tuple[str,
         module = given.python.partition(":")[0].partition(".")[0]
         if not _module(module, base):
             found.append((f"its module {module} was not found", "install it, or correct python"))
-    else:
-        kind = "http" if given.http is not None else "acp"
-        found.append((f"{kind} agents are not supported yet", "use a command or python agent"))
+    elif given.acp is not None:
+        found.append(("acp agents are not supported yet", "use a command or python agent"))
     for name in around.missing:
         found.append((f"its secret {name} is not set here", f"set {name} in the worker's environment"))
     return found

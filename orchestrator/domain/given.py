@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 from orchestrator.domain.outcome import Budget, RetryPolicy
 
@@ -43,7 +44,7 @@ class NewTask:
 
 @dataclass(frozen=True, slots=True)
 class AgentDefinition:
-    """An agent as ``orchestrator.toml`` or a plan defines it; exactly one of command, python, http, acp is set.
+    """An agent as ``orchestrator.toml`` or a plan defines it; exactly one of command, python, http, acp, plugin is set.
 
     ``hash`` covers every field that decides what the agent does; ``local`` is True for an agent of a plan file.
     """
@@ -55,6 +56,11 @@ class AgentDefinition:
     python: str | None = None
     http: str | None = None
     acp: tuple[str, ...] | None = None
+    plugin: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+    body: Any = None
+    permissions: dict[str, str] = field(default_factory=dict)
     shell: bool = False
     prompt: str = "stdin"
     output: str = "text"
@@ -76,3 +82,19 @@ class AgentDefinition:
     result_grace: float = 5.0
     isolation: str | None = None
     line: int = 0
+
+
+def address_fault(address: str) -> str | None:
+    """Return what is wrong with the address of an agent, None if nothing is."""
+    try:
+        parts = urlsplit(address)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        return f"{address!r} is not an address: {error}"
+    if parts.scheme not in ("http", "https") or not host:
+        return f"expected an address such as https://host/path, found {address!r}"
+    if parts.username is not None or parts.password is not None:
+        return 'an address holds no password; write headers: {Authorization: "Bearer {env.NAME}"} and env: {secret: [NAME]}'
+    if "{" in address or "}" in address or any(ord(sign) <= 32 or ord(sign) == 127 for sign in address):
+        return "an address holds no placeholders, spaces or control characters"
+    return None

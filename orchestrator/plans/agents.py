@@ -7,12 +7,12 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.domain.given import AgentDefinition
+from orchestrator.domain.given import AgentDefinition, address_fault
 from orchestrator.domain.outcome import Budget, RetryPolicy
 from orchestrator.domain.storable import NAME_MAX, check_text
 from orchestrator.domain.template import placeholders
@@ -39,20 +39,21 @@ AGENT_KEYS = (
         "max_retries",
         "retry",
     ),
-    *("idle_seconds", "connect_seconds", "kill_grace", "result_grace", "isolation"),
+    *("idle_seconds", "connect_seconds", "kill_grace", "result_grace", "isolation", "headers", "body"),
 )
 
 ARGV_NAMES = ("prompt", "id", "attempt", "title", "name", "workspace", "session")
 """What an argv template knows beside the task's params and the results of its ``after`` tasks."""
 
 PROMPTS = ("stdin", "argument", "file")
-OUTPUTS = ("text", "json", "jsonl", "claude", "codex", "gemini", "opencode")
+OUTPUTS = ("text", "json", "jsonl", "claude", "codex", "gemini", "opencode", "openai")
+HTTP_OUTPUTS = ("json", "jsonl", "text", "openai")
 WORKSPACES = ("none", "directory", "temporary", "worktree")
 SESSIONS = ("resume", "fresh", "resume-then-fresh")
 EXIT_CLASSES = ("done", "transient", "rate_limited", "unauthenticated", "permanent")
 
 NOT_SUPPORTED_YET: dict[str, tuple[str, ...]] = {
-    "kind": ("http", "acp"),
+    "kind": ("acp",),
     "workspace": ("worktree",),
     "budget": ("tokens", "usd", "turns"),
     "on_limit": ("finish_turn", "ask"),
@@ -135,15 +136,22 @@ def read_agent(
     _not_yet(fields, "workspace", "workspace", workspace, f"workspace {workspace!r}")
     shell = fields.flag("shell")
     env = _Environment(fields)
+    http = "http" in kinds
+    for key in ("headers", "body"):
+        if not http and mapping.get(key) is not None:
+            fields.fault(key, "only an http agent has it")
     made = AgentDefinition(
         name=name,
         hash="",
         local=local,
         command=_command(fields, shell) if "command" in kinds else None,
         python=_python(fields) if "python" in kinds else None,
+        http=_address(fields) if http else None,
+        headers=_headers(fields, env) if http else {},
+        body=fields.json("body") if http else None,
         shell=shell,
         prompt=fields.choice("prompt", PROMPTS, "stdin"),
-        output=fields.choice("output", OUTPUTS, "text"),
+        output=fields.choice("output", HTTP_OUTPUTS, "json") if http else fields.choice("output", OUTPUTS, "text"),
         workspace=workspace,
         session=fields.choice("session", SESSIONS, "resume"),
         dir=fields.text("dir", longest=4096),
@@ -185,11 +193,27 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def argv_references(definition: AgentDefinition) -> list[str]:
-    """Return the placeholders of the agent's command that are not its own names: params and results of tasks."""
+    """Return the placeholders of the agent's templates that are not its own names: params and results of tasks."""
     command = definition.command
-    parts = (command,) if isinstance(command, str) else command or ()
-    names = (reference for part in parts for reference in placeholders(part))
-    return [reference for reference in dict.fromkeys(names) if reference not in ARGV_NAMES]
+    parts = [command] if isinstance(command, str) else list(command or ())
+    parts += _texts(definition.body)
+    names = [reference for part in parts for reference in placeholders(part)]
+    for header in definition.headers.values():
+        names += [reference for reference in placeholders(header) if not reference.startswith("env.")]
+    own = ARGV_NAMES if definition.body is None else (*ARGV_NAMES, "input")
+    return [reference for reference in dict.fromkeys(names) if reference not in own]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts within a JSON value, but its keys."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
 
 
 def secret_warnings(definition: AgentDefinition, environ: Mapping[str, str] | None = None) -> list[str]:
@@ -285,6 +309,37 @@ def _python(fields: Fields) -> str | None:
         fields.fault("python", f"expected module:function, found {shown(value)}")
         return None
     return value
+
+
+def _address(fields: Fields) -> str | None:
+    value = fields.text("http", longest=4096)
+    if value is None:
+        return None
+    if said := address_fault(value):
+        fields.fault("http", said)
+    return value
+
+
+def _headers(fields: Fields, env: _Environment) -> dict[str, str]:
+    """The headers of an http agent, whose ``{env.NAME}`` are names of its own ``env``."""
+    headers = fields.inner("headers")
+    made: dict[str, str] = {}
+    for name in () if headers is None else headers.table:
+        assert headers is not None
+        if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name):
+            headers.fault(name, f"{name!r} cannot be the name of a header")
+            continue
+        value = headers.text(name, longest=None, empty=True)
+        if value is None:
+            continue
+        if any(sign in value for sign in "\r\n"):
+            headers.fault(name, "a header is one line")
+        for reference in placeholders(value):
+            first, _, variable = reference.partition(".")
+            if first == "env" and variable not in (*env.secret, *env.set):
+                headers.fault(name, f"{{{reference}}}: name {variable or 'the variable'} under env: {{secret: [...]}}")
+        made[name] = value
+    return made
 
 
 class _Environment:
