@@ -24,13 +24,14 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
+from orchestrator.database.engine import single_statements
 from orchestrator.domain.entities import Run, Task
 from orchestrator.domain.outcome import Claim, Outcome
 from orchestrator.domain.settle import settle
 from orchestrator.domain.storable import storable_json, storable_text
 from orchestrator.domain.words import OutcomeClass, TaskStatus
 from orchestrator.errors import ClaimLost, InvalidInput, NotFound
-from orchestrator.repositories.settling import Ending, write
+from orchestrator.repositories.settling import Ending, write, write_alone
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class RunRepository:
 
     def __init__(self, engine: Engine, *, give_up_after: float = 86_400.0) -> None:
         self._sessions = sessionmaker(engine, expire_on_commit=False)
+        self._statements = single_statements(engine)
         self._give_up_after = give_up_after
 
     def record_run(self, claim: Claim, outcome: Outcome, *, worker: str | None = None, host: str | None = None) -> Run:
@@ -123,12 +125,23 @@ class RunRepository:
             return self._record_once([_bare(ended, str(again.orig))])
 
     def _record_once(self, batch: list[Ended]) -> Batch:
+        """Most attempts need no look at their task: they are recorded by one statement, the others in a transaction."""
+        endings = [self._settled(ended, cancel_requested=False) for ended in batch]
+        with self._statements() as session:
+            moved, wake = write_alone(session, endings)
+        recorded = {key: _recorded(ending) for ending in endings if (key := _key(ending)) in moved}
+        if len(recorded) < len(batch):
+            rest = self._record_with_a_look([ended for ended in batch if _key(ended) not in moved])
+            recorded |= {(done.task_id, done.attempt): done for done in rest.recorded}
+            wake |= rest.wake
+        return Batch([recorded[_key(ended)] for ended in batch], wake)
+
+    def _record_with_a_look(self, batch: list[Ended]) -> Batch:
         ids = [ended.claim.task_id for ended in batch]
         with self._sessions.begin() as session:
             rows = {row.id: row for row in session.execute(_LOCK, {"ids": ids})}
             endings: list[Ending] = []
             late: list[Ended] = []
-            recorded: dict[tuple[int, int], Recorded] = {}
             families: list[int] = []
             for ended in batch:
                 claim, row = ended.claim, rows.get(ended.claim.task_id)
@@ -140,22 +153,18 @@ class RunRepository:
                 ):
                     late.append(ended)
                     continue
-                settlement = settle(
-                    claim,
-                    ended.outcome,
-                    cancel_requested=row.cancel_requested_at is not None,
-                    give_up_after=self._give_up_after,
-                )
-                endings.append(Ending(claim, ended.outcome, settlement, ended.worker, ended.host))
+                endings.append(self._settled(ended, cancel_requested=row.cancel_requested_at is not None))
                 if row.is_parent:
                     families.append(claim.task_id)
-                recorded[claim.task_id, claim.attempt] = Recorded(
-                    claim.task_id, claim.attempt, settlement.status, settlement.delay, at=settlement.at
-                )
             wake = write(session, endings, families)
-            for ended in late:
-                recorded[ended.claim.task_id, ended.claim.attempt] = _keep_late(session, ended)
-        return Batch([recorded[e.claim.task_id, e.claim.attempt] for e in batch], wake)
+            recorded = [_recorded(ending) for ending in endings] + [_keep_late(session, ended) for ended in late]
+        return Batch(recorded, wake)
+
+    def _settled(self, ended: Ended, *, cancel_requested: bool) -> Ending:
+        settlement = settle(
+            ended.claim, ended.outcome, cancel_requested=cancel_requested, give_up_after=self._give_up_after
+        )
+        return Ending(ended.claim, ended.outcome, settlement, ended.worker, ended.host)
 
     def get(self, task_id: int, attempt: int) -> Run:
         """The run of one attempt. Raises NotFound."""
@@ -169,6 +178,15 @@ class RunRepository:
         """All runs of a task, by attempt. Uses the unique key runs_task_id_attempt_key."""
         with self._sessions() as session:
             return list(session.scalars(select(Run).where(Run.task_id == task_id).order_by(Run.attempt)))
+
+
+def _key(ended: Ended | Ending) -> tuple[int, int]:
+    return ended.claim.task_id, ended.claim.attempt
+
+
+def _recorded(ending: Ending) -> Recorded:
+    claim, settlement = ending.claim, ending.settlement
+    return Recorded(claim.task_id, claim.attempt, settlement.status, settlement.delay, at=settlement.at)
 
 
 # -- the statements -----------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from sqlalchemy import (
     ColumnElement,
     Double,
     Integer,
+    Select,
     Text,
     Uuid,
     any_,
@@ -96,13 +97,16 @@ _MOVE: tuple[tuple[str, Any], ...] = (
     ("error_cause", Text()),
     ("error_message", Text()),
     ("meter", JSONB()),
+    ("looked_at", Boolean()),
 )
 
 
 def _build_write() -> Any:
-    """One statement for a whole batch: the runs are inserted and the tasks moved, each under its fence, by primary key.
+    """One statement for a whole batch: tasks are moved, each under its fence, and the runs of those that moved inserted.
 
-    The rows come as one JSON text, which costs the client a tenth of what arrays do, column by column.
+    Returns (id, attempt) of those that moved. The rows come as one JSON text, which costs the client a tenth of what arrays do, column
+    by column. What nobody has looked at under the row's lock (``looked_at``) moves only if there was nothing to see: no
+    request to cancel it, and no task that needs it.
     """
     new = (
         select(
@@ -113,14 +117,15 @@ def _build_write() -> Any:
         .cte("new")
         .prefix_with("MATERIALIZED")
     )
-    runs = (
-        insert(table(Run))
-        .from_select(
-            [*(name for name, _ in _RUN), "finished_at"],
-            select(*(new.c[name] for name, _ in _RUN), new.c.started_at + _seconds(new.c.elapsed)),
-        )
-        .on_conflict_do_nothing(index_elements=["task_id", "attempt"])
-        .cte("written")
+    # Locked in id order, as everywhere. By arrays of ids: joined to ``new``, of which the planner knows nothing, the whole
+    # table would be read as soon as it is small, and then still when it has grown.
+    locked = (
+        select(Task.id)
+        .where(Task.id == any_(_array(select(new.c.task_id))), Task.status == literal_column("'running'", Text))
+        .order_by(Task.id)
+        .with_for_update(key_share=True, of=Task)
+        .cte("locked")
+        .prefix_with("MATERIALIZED")
     )
     now = func.clock_timestamp()
     done, cancelled, pending, failed = (
@@ -131,14 +136,15 @@ def _build_write() -> Any:
         (new.c.reset_at.is_not(None), func.least(func.greatest(new.c.reset_at, now), now + _seconds(_WEEK))),
         else_=now + _seconds(new.c.delay),
     )
-    return (
+    moved = (
         update(table(Task))
-        .add_cte(runs)
         .where(
+            Task.id == any_(_array(select(locked.c.id))),
             Task.id == new.c.task_id,
             Task.attempt == new.c.attempt,
             Task.claimed_by == new.c.worker_id,
             Task.status == literal_column("'running'", Text),
+            new.c.looked_at | (Task.cancel_requested_at.is_(None) & ~Task.is_parent),
         )
         .values(
             status=new.c.next_status,
@@ -160,8 +166,25 @@ def _build_write() -> Any:
             meter=func.coalesce(new.c.meter, Task.meter),
             live_usage=null(),
         )
-        .returning(Task.id)
+        .returning(Task.id, Task.attempt)
+        .cte("moved")
     )
+    runs = (
+        insert(table(Run))
+        .from_select(
+            [*(name for name, _ in _RUN), "finished_at"],
+            select(*(new.c[name] for name, _ in _RUN), new.c.started_at + _seconds(new.c.elapsed)).join(
+                moved, (moved.c.id == new.c.task_id) & (moved.c.attempt == new.c.attempt)
+            ),
+        )
+        .on_conflict_do_nothing(index_elements=["task_id", "attempt"])
+        .cte("written")
+    )
+    return select(moved.c.id, moved.c.attempt).add_cte(runs)
+
+
+def _array(ids: Select[Any]) -> Any:
+    return func.array(ids.scalar_subquery(), type_=ARRAY(BigInteger))
 
 
 _WEEK = literal_column("604800", Double)
@@ -169,6 +192,23 @@ _WEEK = literal_column("604800", Double)
 
 def _seconds(seconds: Any) -> Any:
     return func.make_interval(0, 0, 0, 0, 0, 0, seconds, type_=INTERVAL)
+
+
+def write_alone(session: Session, endings: Sequence[Ending]) -> tuple[set[tuple[int, int]], set[str]]:
+    """Move what can be moved without a look at it; return (id, attempt) of what moved and the agents with new work.
+
+    What stays, with nothing written of it: attempts that no longer own their task, tasks that others need, and those
+    that somebody asked to cancel. One statement, so that *session* may be one of single statements.
+    """
+    rows = [_row(ending, looked_at=False) for ending in endings]
+    moved = {(id_, attempt) for id_, attempt in session.connection().execute(_WRITE, {"endings": rows})}
+    wake = {e.claim.agent for e in endings if _ready(e) and (e.claim.task_id, e.claim.attempt) in moved}
+    return moved, wake
+
+
+def _ready(ending: Ending) -> bool:
+    settlement = ending.settlement
+    return settlement.status is TaskStatus.PENDING and settlement.delay <= 0 and settlement.at is None
 
 
 def write(session: Session, endings: Sequence[Ending], families: Iterable[int] | None = None) -> set[str]:
@@ -179,10 +219,11 @@ def write(session: Session, endings: Sequence[Ending], families: Iterable[int] |
     """
     if not endings:
         return set()
-    moved = set(session.connection().execute(_WRITE, {"endings": [_row(ending) for ending in endings]}).scalars())
-    if len(moved) != len(endings):
-        missing = sorted({ending.claim.task_id for ending in endings} - moved)
-        raise AssertionError(f"tasks {missing} moved although their rows were locked")
+    rows = [_row(ending, looked_at=True) for ending in endings]
+    written = {(id_, attempt) for id_, attempt in session.connection().execute(_WRITE, {"endings": rows})}
+    missing = sorted({(ending.claim.task_id, ending.claim.attempt) for ending in endings} - written)
+    if missing:
+        raise AssertionError(f"tasks moved although their rows were locked: {missing}")
     wide = None if families is None else set(families)
     wake: set[str] = set()
     done: list[int] = []
@@ -190,7 +231,7 @@ def write(session: Session, endings: Sequence[Ending], families: Iterable[int] |
     for ending in endings:
         task_id, settlement = ending.claim.task_id, ending.settlement
         if settlement.status is TaskStatus.PENDING:
-            if settlement.delay <= 0 and settlement.at is None:
+            if _ready(ending):
                 wake.add(ending.claim.agent)
         elif wide is None or task_id in wide:
             if settlement.status is TaskStatus.DONE:
@@ -207,7 +248,7 @@ def write(session: Session, endings: Sequence[Ending], families: Iterable[int] |
     return wake
 
 
-def _row(ending: Ending) -> dict[str, Any]:
+def _row(ending: Ending, *, looked_at: bool) -> dict[str, Any]:
     """One ending as the object that the statement reads; what is left out is NULL."""
     claim, outcome, settlement = ending.claim, ending.outcome, ending.settlement
     row: dict[str, Any] = {
@@ -224,6 +265,7 @@ def _row(ending: Ending) -> dict[str, Any]:
         "retry_count": settlement.retry_count,
         "lost_count": settlement.lost_count,
         "limited_count": settlement.limited_count,
+        "looked_at": looked_at,
     }
     optional = (
         ("cause", outcome.cause),
@@ -435,4 +477,4 @@ def _ids(ids: Sequence[int]) -> Any:
     return literal(list(ids), ARRAY(BigInteger))
 
 
-__all__ = ["Ending", "below", "close_families", "unblock", "wake_families", "write"]
+__all__ = ["Ending", "below", "close_families", "unblock", "wake_families", "write", "write_alone"]

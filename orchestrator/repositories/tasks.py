@@ -16,6 +16,7 @@ from uuid import UUID
 
 from sqlalchemy import (
     ARRAY,
+    JSON,
     BigInteger,
     Double,
     Engine,
@@ -40,6 +41,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session, aliased, sessionmaker
 
+from orchestrator.database.engine import single_statements
 from orchestrator.domain.entities import AgentState, Dependency, Task, WorkerRow, table
 from orchestrator.domain.outcome import Budget, Claim, Outcome, RetryPolicy, Usage
 from orchestrator.domain.settle import Settlement, settle
@@ -88,6 +90,7 @@ class TaskRepository:
 
     def __init__(self, engine: Engine) -> None:
         self._sessions = sessionmaker(engine, expire_on_commit=False)
+        self._statements = single_statements(engine)
 
     def claim(
         self,
@@ -107,46 +110,37 @@ class TaskRepository:
         - the worker's own row is alive; otherwise nothing is taken and ``alive`` is False;
         - it was never lost by a worker, or, with *suspects*, it was: those are taken one at a time.
 
-        On return the claim is committed: ``attempt`` is increased, status is ``running``, and what the task left open
-        (max_retries, retry, budget) is filled from *agents*.
+        One statement takes them, and is its own transaction. On return the claim is committed: ``attempt`` is increased,
+        status is ``running``, and what the task left open (max_retries, retry, budget) is filled from *agents*.
         """
-        routes = [known.route for known in agents]
         kind = (plan_id is not None, suspects)
-        statement = _CLAIMS[(len(routes) > 1, *kind)]
-        values = {
-            "worker": worker,
-            "known_routes": routes,
-            "known_names": [known.agent for known in agents],
-            "known_max_retries": [known.max_retries for known in agents],
-            "known_retry_initial": [known.retry.initial for known in agents],
-            "known_retry_factor": [known.retry.factor for known in agents],
-            "known_retry_max": [known.retry.max for known in agents],
-            "known_seconds": [known.budget.seconds for known in agents],
-            "known_tokens": [known.budget.tokens for known in agents],
-            "known_usd": [known.budget.usd for known in agents],
-            "known_turns": [known.budget.turns for known in agents],
-            "known_on_limit": [known.budget.on_limit.value for known in agents],
-            "limit": limit,
-            "spare": limit * 4,
-        }
-        if plan_id is not None:
-            values["of_plan"] = plan_id
+        statement = _CLAIMS[(len(agents) > 1, *kind)]
+        known, routes = _described(tuple(agents))
+        values: dict[str, Any] = {"worker": worker, "known": known, "limit": limit}
+        if len(agents) > 1:
+            values["spare"] = limit * 4
+        of_plan = {} if plan_id is None else {"of_plan": plan_id}
         alive = True
-        with self._sessions() as session:
+        with self._statements() as session:
             connection = session.connection()
             sent = time.perf_counter()
-            rows = connection.execute(statement, values).all()
+            rows = connection.execute(statement, values | of_plan).all()
+            held = time.perf_counter() - sent
             while not rows:
-                alive, left = connection.execute(_LEFT[kind], values).one()
+                alive, left = connection.execute(
+                    _LEFT[kind], {"worker": worker, "known_routes": routes} | of_plan
+                ).one()
                 if not (alive and left):
                     break
                 # Something is ready by its index: rows in other hands at the head, or rows that are not due after all.
-                demoted = connection.execute(_DEMOTE[kind], values).rowcount
-                rows = connection.execute(statement, {**values, "spare": limit + DEEPER}).all()
+                demoted = connection.execute(_DEMOTE[kind], {"known_routes": routes} | of_plan).rowcount
+                if len(agents) > 1:
+                    values["spare"] = limit + DEEPER
+                sent = time.perf_counter()
+                rows = connection.execute(statement, values | of_plan).all()
+                held = time.perf_counter() - sent
                 if demoted < DEMOTED_AT_ONCE:
                     break
-            session.commit()
-            held = time.perf_counter() - sent
         rows = sorted(rows, key=lambda row: (-row.priority, row.id))
         return Claimed([_claim(row) for row in rows], held, alive)
 
@@ -278,35 +272,11 @@ def _build_claim(many: bool, of_plan: bool, suspects: bool) -> Select[Any] | Upd
     inner side runs again, and then takes more rows than asked. Rows come from the index tasks_ready (tasks_suspect,
     tasks_ready_of_plan). FOR NO KEY UPDATE does not conflict with the KEY SHARE of the foreign keys that point here.
     """
-    # Their names are no column names: SQLAlchemy would take them for values of the UPDATEs.
+    # As JSON, which is written once for a worker's agents; arrays would be sent again, one by one, with every claim.
     known = (
-        func.unnest(
-            bindparam("known_routes", type_=ARRAY(Text)),
-            bindparam("known_names", type_=ARRAY(Text)),
-            bindparam("known_max_retries", type_=ARRAY(Integer)),
-            bindparam("known_retry_initial", type_=ARRAY(Double)),
-            bindparam("known_retry_factor", type_=ARRAY(Double)),
-            bindparam("known_retry_max", type_=ARRAY(Double)),
-            bindparam("known_seconds", type_=ARRAY(Double)),
-            bindparam("known_tokens", type_=ARRAY(BigInteger)),
-            bindparam("known_usd", type_=ARRAY(Double)),
-            bindparam("known_turns", type_=ARRAY(Integer)),
-            bindparam("known_on_limit", type_=ARRAY(Text)),
-        )
-        .table_valued(
-            column("route", Text),
-            column("agent", Text),
-            column("max_retries", Integer),
-            column("retry_initial", Double),
-            column("retry_factor", Double),
-            column("retry_max", Double),
-            column("seconds", Double),
-            column("tokens", BigInteger),
-            column("usd", Double),
-            column("turns", Integer),
-            column("on_limit", Text),
-        )
-        .render_derived(name="known")
+        func.json_to_recordset(cast(bindparam("known", type_=Text), JSON))
+        .table_valued(*(column(name, kind) for name, kind in _KNOWN))
+        .render_derived(name="known", with_types=True)
     )
     paused = exists().where(
         AgentState.name == known.c.agent,
@@ -333,7 +303,9 @@ def _build_claim(many: bool, of_plan: bool, suspects: bool) -> Select[Any] | Upd
     suspicion = Task.lost_count > zero if suspects else Task.lost_count == zero
     # After the statement's snapshot was taken, and once a row: no visible row can have a later default than this.
     now = func.clock_timestamp()
-    limit, spare = bindparam("limit", type_=Integer), bindparam("spare", type_=Integer)
+    # Asked for by a subquery, the limit is as unknown to a plan for these values as it is to one for all: so the server
+    # keeps the plan instead of making a new one for each claim, which would cost more than the claim.
+    limit, spare = (select(bindparam(name, type_=Integer)).scalar_subquery() for name in ("limit", "spare"))
     order = (Task.priority.desc(), Task.id)
     if of_plan:
         picked = (
@@ -392,14 +364,18 @@ def _build_claim(many: bool, of_plan: bool, suspects: bool) -> Select[Any] | Upd
             .limit(limit)
         )
     locked = picked.with_for_update(skip_locked=True, key_share=True, of=Task).cte("locked").prefix_with("MATERIALIZED")
-    # A row that says due although its time has not come (an INSERT by hand): put right, and not taken.
-    demoted = (
-        update(Task).where(Task.id == locked.c.id, ~locked.c.ripe).values(due=False).returning(Task.id).cte("demoted")
+    # By the primary key, whatever the planner thinks of the number of rows: joined to ``locked``, it would read the whole
+    # table as soon as it expects many.
+    ripe, unripe = (
+        Task.id == any_(func.array(select(locked.c.id).where(condition).scalar_subquery(), type_=ARRAY(BigInteger)))
+        for condition in (locked.c.ripe, ~locked.c.ripe)
     )
+    # A row that says due although its time has not come (an INSERT by hand): put right, and not taken.
+    demoted = update(Task).where(unripe).values(due=False).returning(Task.id).cte("demoted")
     return (
         update(table(Task))
         .add_cte(demoted)
-        .where(Task.id == locked.c.id, locked.c.ripe, Task.route == open_agents.c.route)
+        .where(ripe, Task.route == open_agents.c.route)
         .values(
             status=TaskStatus.RUNNING.value,
             attempt=Task.attempt + 1,
@@ -431,6 +407,44 @@ def _build_claim(many: bool, of_plan: bool, suspects: bool) -> Select[Any] | Upd
         .returning(*_CLAIM_COLUMNS)
         .execution_options(synchronize_session=False)
     )
+
+
+_KNOWN: tuple[tuple[str, Any], ...] = (
+    ("route", Text()),
+    ("agent", Text()),
+    ("max_retries", Integer()),
+    ("retry_initial", Double()),
+    ("retry_factor", Double()),
+    ("retry_max", Double()),
+    ("seconds", Double()),
+    ("tokens", BigInteger()),
+    ("usd", Double()),
+    ("turns", Integer()),
+    ("on_limit", Text()),
+)
+
+
+@lru_cache(64)
+def _described(agents: tuple[Known, ...]) -> tuple[str, list[str]]:
+    """*agents* as the claim reads them, in the order of ``_KNOWN``, and their routes."""
+    rows = [
+        (
+            known.route,
+            known.agent,
+            known.max_retries,
+            known.retry.initial,
+            known.retry.factor,
+            known.retry.max,
+            known.budget.seconds,
+            known.budget.tokens,
+            known.budget.usd,
+            known.budget.turns,
+            known.budget.on_limit.value,
+        )
+        for known in agents
+    ]
+    names = [name for name, _ in _KNOWN]
+    return json.dumps([dict(zip(names, row, strict=True)) for row in rows]), [known.route for known in agents]
 
 
 _CLAIM_COLUMNS = (
