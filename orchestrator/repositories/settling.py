@@ -104,9 +104,9 @@ _MOVE: tuple[tuple[str, Any], ...] = (
 def _build_write() -> Any:
     """One statement for a whole batch: tasks are moved, each under its fence, and the runs of those that moved inserted.
 
-    Returns (id, attempt) of those that moved. The rows come as one JSON text, which costs the client a tenth of what arrays do, column
-    by column. What nobody has looked at under the row's lock (``looked_at``) moves only if there was nothing to see: no
-    request to cancel it, and no task that needs it.
+    Returns (id, attempt) of those that moved. The rows come as one JSON text, which costs the client a tenth of what
+    arrays do, column by column. What nobody has looked at under the row's lock (``looked_at``) moves only if there was
+    nothing to see: no request to cancel it, and no task that needs it.
     """
     new = (
         select(
