@@ -25,6 +25,7 @@ from uuid import UUID
 from orchestrator.agents.building import build
 from orchestrator.agents.functions import AgentFunction
 from orchestrator.agents.protocol import Agent, Live, Stop
+from orchestrator.agents.spending import Spending, needed
 from orchestrator.database import schema
 from orchestrator.database.embedded import WORKER_APPLICATION, EmbeddedServer
 from orchestrator.database.engine import make_engine, shown
@@ -36,6 +37,7 @@ from orchestrator.domain.entities import Run, Task
 from orchestrator.domain.given import AgentDefinition, NewTask
 from orchestrator.domain.identity import Identity
 from orchestrator.domain.outcome import Budget, Claim, Outcome, RetryPolicy, Usage
+from orchestrator.domain.prices import Prices
 from orchestrator.domain.words import ENDED, OnLimit, OutcomeClass, TaskStatus
 from orchestrator.errors import (
     DatabaseUnavailable,
@@ -47,7 +49,7 @@ from orchestrator.errors import (
     WaitTimeout,
 )
 from orchestrator.liveness import boot_clock, identity
-from orchestrator.plans import Plan, definitions, resolve, with_results
+from orchestrator.plans import Plan, definitions, price_fault, resolve, with_results
 from orchestrator.repositories import CallerSession
 from orchestrator.repositories.adding import Added, AddingRepository, after_commit, ready_agents
 from orchestrator.repositories.agents import AgentRepository
@@ -117,6 +119,7 @@ class Orchestrator:
         self.retention = RetentionRepository(self._engine)
         self.snapshots = SnapshotRepository(self._engine, thresholds)
         self._notifier = Notifier(self._engine)
+        self._prices = Prices(self.settings.prices)
         self._definitions: dict[str, AgentDefinition] | None = None
 
     @classmethod
@@ -192,9 +195,17 @@ class Orchestrator:
     async def execute(self, claim: Claim, agent: Agent, live: Live, stop: Stop) -> Outcome:
         """Unit 2: let *agent* work, with no transaction and no connection. Never raises but CancelledError.
 
-        The budget's seconds are counted here. ``elapsed`` is measured by a clock that goes on while a laptop sleeps.
+        The budget is kept here: its seconds by a timer, the rest by ``Spending``. ``elapsed`` is measured by a clock that
+        goes on while a laptop sleeps.
         """
         started = boot_clock()
+        spending = None
+        if needed(claim, self._prices):
+            model = agent.defaults.model
+            loop = asyncio.get_running_loop()
+            live = spending = Spending(claim, live, stop, self._prices, model=model, loop=loop)
+            if (over := spending.over_before_it_began()) is not None:
+                return over
         if claim.template:
             try:
                 claim = replace(claim, input=resolve(claim.input, claim.params), template=False)
@@ -217,6 +228,8 @@ class Orchestrator:
         finally:
             if timer is not None:
                 timer.cancel()
+        if spending is not None:
+            outcome = spending.conclude(outcome)
         return replace(outcome, elapsed=boot_clock() - started)
 
     def record(self, batch: Sequence[Ended], *, patience: threading.Event | None = None) -> list[Recorded]:
@@ -310,6 +323,7 @@ class Orchestrator:
     ) -> list[Added]:
         """Add many tasks, all or none; results are in the order given. Each is a mapping with the arguments of ``add``."""
         new = [task if isinstance(task, NewTask) else new_task(task) for task in tasks]
+        self._check_prices(new)
         if session is not None:
             added = self._adding.add_many(new, session)
             after_commit(session, lambda: self.notify(ready_agents(new, added)))
@@ -317,6 +331,15 @@ class Orchestrator:
         added = transient(lambda: self._adding.add_many(new), give_up_after=CLAIM_PATIENCE)
         self.notify(ready_agents(new, added))
         return added
+
+    def _check_prices(self, new: Sequence[NewTask]) -> None:
+        """Refuse a cap in USD for an agent of the configuration that reports tokens whose price is not known."""
+        for task in new:
+            if task.budget is None or task.budget.usd is None:
+                continue
+            definition = self.definitions().get(task.agent) if task.definition is None else None
+            if definition is not None and (said := price_fault(definition, task.budget, self.settings.prices)):
+                raise InvalidInput(f"budget_usd: agent {task.agent!r}: {said}", agent=task.agent)
 
     def submit(self, plan: Plan, *, fresh: bool = False) -> Submitted:
         """Submit a plan, all or nothing; committed on return. What is unchanged since the last time stays as it is."""
@@ -567,6 +590,8 @@ class _Quiet:
     def usage(self, usage: Usage) -> None: ...
 
     def session(self, session: str) -> None: ...
+
+    def activity(self, what: str | None) -> None: ...
 
 
 class _Renewal:

@@ -41,6 +41,7 @@ class Settings:
     - ``redact``: names of environment variables whose values are never stored or shown
     - ``retention``, ``agents``, ``alerts``: as they stand in the file; ``source_dir`` is the directory that relative paths
       start from
+    - ``prices``: by model, USD for a million tokens of ``input``, ``output`` and ``cached`` input
     """
 
     database_url: str | None = None
@@ -57,6 +58,7 @@ class Settings:
     retry_max: float = 600.0
     give_up_after: float = 86_400.0
     redact: tuple[str, ...] = ()
+    prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     retention: Mapping[str, Any] = field(default_factory=dict)
     agents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     alerts: Mapping[str, Any] = field(default_factory=dict)
@@ -65,6 +67,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         _check_ranges(self)
+        prices = {model: _price(model, each) for model, each in _table("prices", self.prices).items()}
+        object.__setattr__(self, "prices", prices)
 
     @classmethod
     def load(cls, config: str | os.PathLike[str] | None = None, env: Mapping[str, str] | None = None) -> Settings:
@@ -178,6 +182,21 @@ def _retry(value: Any) -> dict[str, Any]:
     return {f"retry_{key}": each for key, each in table.items()}
 
 
+def _price(model: str, value: Any) -> dict[str, float]:
+    """The prices of one model; ``cached`` left out is as dear as other input."""
+    where = f"prices.{model}"
+    table = _table(where, value)
+    for key, price in table.items():
+        if key not in PRICE_KEYS:
+            raise InvalidInput(f"unknown key '{where}.{key}'{did_you_mean(key, PRICE_KEYS)}")
+        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price <= 1e6:
+            raise InvalidInput(f"{where}.{key}: expected USD for a million tokens, found {price!r}")
+    for key in ("input", "output"):
+        if key not in table:
+            raise InvalidInput(f"{where}: {key} is missing", hint=PRICE_HINT)
+    return {key: float(table.get(key, table["input"])) for key in PRICE_KEYS}
+
+
 def _text(key: str, value: Any) -> str:
     if not isinstance(value, str):
         raise InvalidInput(f"{key}: expected text, found {value!r}")
@@ -194,7 +213,10 @@ def _as_is(key: str, value: Any) -> Any:
     return value
 
 
-_TABLES = ("retention", "agents", "alerts")
+PRICE_KEYS = ("input", "output", "cached")
+PRICE_HINT = "USD for a million tokens: input = 1.25, output = 10, and cached = 0.125 if reads from a cache are cheaper"
+
+_TABLES = ("retention", "agents", "alerts", "prices")
 _FIELDS: dict[str, Callable[[str, Any], Any]] = {
     "database_url": _text,
     "pooler": _text,

@@ -29,6 +29,7 @@ class Heard:
         self.progressed: list[tuple[float | None, str | None]] = []
         self.used: list[Usage] = []
         self.sessions: list[str] = []
+        self.activities: list[str | None] = []
 
     def write(self, kind: str, text: str, size: int | None = None) -> None:
         self.written.append((kind, text))
@@ -43,6 +44,9 @@ class Heard:
 
     def session(self, session: str) -> None:
         self.sessions.append(session)
+
+    def activity(self, what: str | None) -> None:
+        self.activities.append(what)
 
     def text(self, kind: str = "stdout") -> str:
         return "".join(text for each, text in self.written if each == kind)

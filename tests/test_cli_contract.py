@@ -187,9 +187,6 @@ def test_what_comes_later_says_so(cli: Cli, name: str) -> None:
     [
         ("--concurrency-key", "k"),
         ("--approval",),
-        ("--budget-tokens", "5"),
-        ("--budget-usd", "1.5"),
-        ("--budget-turns", "5"),
         ("--on-limit", "ask"),
     ],
     ids=lambda option: option[0],

@@ -29,6 +29,9 @@ retry = {initial = 1, factor = 3, max = 9}
 done = "30d"
 [alerts]
 oldest_wait = 60
+[prices.m]
+input = 1.25
+output = 10
 [agents.coder]
 command = ["true"]
 """
@@ -64,6 +67,7 @@ def test_everything_from_the_file(config: Path) -> None:
     assert settings.agents == {"coder": {"command": ["true"]}}
     assert settings.retention == {"done": "30d"}
     assert settings.alerts == {"oldest_wait": 60}
+    assert settings.prices == {"m": {"input": 1.25, "output": 10, "cached": 1.25}}
     assert (settings.source, settings.source_dir) == (config, config.parent)
     assert all(key.split(".")[0] in FULL for key in KEYS)
 

@@ -73,7 +73,8 @@ def _claude_amount(usage: Any) -> Amount:
     wrote = tokens(usage.get("output_tokens"))
     if not read and wrote is None:
         return Amount()
-    return Amount(sum(read) if read else None, wrote, sum(read) + (wrote or 0))
+    cached = tokens(usage.get("cache_read_input_tokens"))
+    return Amount(sum(read) if read else None, wrote, sum(read) + (wrote or 0), cached=cached)
 
 
 def read_claude_result(reader: Reader, event: dict[str, Any]) -> None:
@@ -176,7 +177,8 @@ class CodexReader(EventReader):
             usage = mapping(event.get("usage"))
             read, wrote = tokens(usage.get("input_tokens")), tokens(usage.get("output_tokens"))
             if read is not None or wrote is not None:
-                amount = Amount(read, wrote, (read or 0) + (wrote or 0))
+                cached = tokens(usage.get("cached_input_tokens"))
+                amount = Amount(read, wrote, (read or 0) + (wrote or 0), cached=cached)
                 self._signals.usage(Report(amount, SESSION_TOTAL, turns=self._turns, final=True))
             self._result(self._answer, succeeded=True)
             self.has_result = True
@@ -271,7 +273,8 @@ class GeminiReader(EventReader):
         if total is None and (read is not None or wrote is not None):
             total = (read or 0) + (wrote or 0)
         if total is not None:
-            self._signals.usage(Report(Amount(read, wrote, total), PROCESS_TOTAL, model=self._model, final=True))
+            amount = Amount(read, wrote, total, cached=tokens(stats.get("cached")))
+            self._signals.usage(Report(amount, PROCESS_TOTAL, model=self._model, final=True))
         self.has_result = True
         self.busy = None
         error = event.get("error")
@@ -353,6 +356,7 @@ class OpencodeReader(EventReader):
             sum(wrote) if wrote else None,
             sum(read) + sum(wrote) if read or wrote else None,
             dollars(part.get("cost")),
+            tokens(cache.get("read")),
         )
         if amount.known():
             self._signals.usage(Report(amount, DELTA, text_of(part.get("id")), turns=self._steps))

@@ -103,7 +103,7 @@ class CommandAgent:
     def defaults(self) -> AgentDefaults:
         """What tasks of this agent get for what they leave open."""
         given = self._definition
-        return AgentDefaults(max_retries=given.max_retries, retry=given.retry, budget=given.budget)
+        return AgentDefaults(given.max_retries, given.retry, given.budget, given.model)
 
     def describe(self) -> dict[str, Any]:
         """What it is, for people: the template of its command and the names of its variables, no values."""
@@ -221,6 +221,7 @@ class _Attempt(Telling):
         self._open = {"stdout": tree.stdout, "stderr": tree.stderr}
         self._input = memoryview(start.prompt)
         self._heard = self._loop.time()
+        self._doing: str | None = None
         self._result_at: float | None = None
         self._woken: asyncio.Future[None] = self._loop.create_future()
         self._timers: list[asyncio.TimerHandle] = []
@@ -361,6 +362,9 @@ class _Attempt(Telling):
             self._live.write(name, text, size)
         if data:
             self._reader.feed(name, data)
+            if self._reader.busy != self._doing:
+                self._doing = self._reader.busy
+                self._live.activity(self._doing)
         if self._result_at is None and self._reader.has_result:
             self._result_at = self._loop.time()
             self._timers.append(self._loop.call_later(self._definition.result_grace, self._wake))

@@ -86,7 +86,7 @@ class HttpAgent:
     def defaults(self) -> AgentDefaults:
         """What tasks of this agent get for what they leave open."""
         given = self._definition
-        return AgentDefaults(max_retries=given.max_retries, retry=given.retry, budget=given.budget)
+        return AgentDefaults(given.max_retries, given.retry, given.budget, given.model)
 
     def describe(self) -> dict[str, Any]:
         """What it is, for people: its address and the names of its headers, no values."""

@@ -35,12 +35,13 @@ _IDS_CARRIED = 1_000
 
 
 class Amount(NamedTuple):
-    """Tokens and USD; None is unknown."""
+    """Tokens and USD; None is unknown. ``cached`` is the part of ``input`` that came from a cache."""
 
     input: int | None = None
     output: int | None = None
     total: int | None = None
     cost: float | None = None
+    cached: int | None = None
 
     def known(self) -> bool:
         """Whether anything is known at all."""
@@ -109,7 +110,7 @@ class Meter:
         session = carry.get("session")
         amount = carry.get("amount")
         self._session: str | None = session if isinstance(session, str) else None
-        self._base: Amount | None = Amount(*amount) if isinstance(amount, list) and len(amount) == 4 else None
+        self._base: Amount | None = Amount(*amount) if isinstance(amount, list) and len(amount) in (4, 5) else None
         ids = carry.get("ids")
         self._earlier: dict[str, None] = dict.fromkeys(str(one) for one in ids) if isinstance(ids, list) else {}
         self._resumed = resumed
@@ -213,13 +214,14 @@ class Meter:
             turns=self._turns,
             model=self._model,
             carry=self._carry(),
+            cached_tokens=own.cached,
         )
 
     def _carry(self) -> dict[str, Any] | None:
         carry: dict[str, Any] = {}
         amount = self._in_session.seen if self._in_session is not None else self._base
         if amount is not None:
-            carry["amount"] = list(amount)
+            carry["amount"] = list(amount if amount.cached is not None else amount[:4])
             if self._session is not None:
                 carry["session"] = self._session
         ids = [*self._earlier, *self._carried][-_IDS_CARRIED:]
@@ -265,7 +267,7 @@ def amount(fields: Any) -> Amount:
     total = tokens(fields.get("tokens", fields.get("total_tokens")))
     if total is None and (read is not None or wrote is not None):
         total = (read or 0) + (wrote or 0)
-    return Amount(read, wrote, total, dollars(fields.get("cost_usd")))
+    return Amount(read, wrote, total, dollars(fields.get("cost_usd")), tokens(fields.get("cached_tokens")))
 
 
 def read_report(fields: dict[str, Any]) -> Report | str:
@@ -311,5 +313,6 @@ def add_up(first: Usage | None, second: Usage | None) -> Usage | None:
         output_tokens=one(first.output_tokens, second.output_tokens),
         total_tokens=one(first.total_tokens, second.total_tokens),
         cost_usd=one(first.cost_usd, second.cost_usd),
+        cached_tokens=one(first.cached_tokens, second.cached_tokens),
         turns=one(first.turns, second.turns),
     )

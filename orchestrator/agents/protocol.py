@@ -17,11 +17,15 @@ from orchestrator.domain.words import OutcomeClass
 
 @dataclass(frozen=True, slots=True)
 class AgentDefaults:
-    """What a task of this agent gets for whatever it leaves open; None falls through to the product's defaults."""
+    """What a task of this agent gets for whatever it leaves open; None falls through to the product's defaults.
+
+    ``model`` is no default of a task: it names the price of what the agent uses, where the agent names no model itself.
+    """
 
     max_retries: int | None = None
     retry: RetryPolicy | None = None
     budget: Budget | None = None
+    model: str | None = None
 
 
 class Live(Protocol):
@@ -42,6 +46,9 @@ class Live(Protocol):
 
     def session(self, session: str) -> None:
         """Set the agent's own session id, kept for the next attempt."""
+
+    def activity(self, what: str | None) -> None:
+        """Say what it is doing: the tool that it waits for, or another word; None is between tools, in a model call."""
 
 
 class Stop:

@@ -226,7 +226,7 @@ class PythonAgent:
         return cls(
             definition.name,
             isolation=definition.isolation,
-            defaults=AgentDefaults(definition.max_retries, definition.retry, definition.budget),
+            defaults=AgentDefaults(definition.max_retries, definition.retry, definition.budget, definition.model),
             kill_grace=definition.kill_grace,
             definition=definition,
         )

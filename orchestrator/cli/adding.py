@@ -38,10 +38,18 @@ def add(
     budget_seconds: Annotated[
         str | None, typer.Option("--budget-seconds", metavar="S", help="Longest time of an attempt: 90, 30m.")
     ] = None,
-    budget_tokens: Annotated[int | None, typer.Option("--budget-tokens", metavar="N", min=1, hidden=True)] = None,
-    budget_usd: Annotated[float | None, typer.Option("--budget-usd", metavar="X", hidden=True)] = None,
-    budget_turns: Annotated[int | None, typer.Option("--budget-turns", metavar="N", min=1, hidden=True)] = None,
-    on_limit: Annotated[str | None, typer.Option("--on-limit", metavar="WHAT", hidden=True)] = None,
+    budget_tokens: Annotated[
+        int | None, typer.Option("--budget-tokens", metavar="N", min=1, help="Most tokens of all attempts together.")
+    ] = None,
+    budget_usd: Annotated[
+        float | None, typer.Option("--budget-usd", metavar="X", help="Most USD of all attempts together.")
+    ] = None,
+    budget_turns: Annotated[
+        int | None, typer.Option("--budget-turns", metavar="N", min=1, help="Most turns of all attempts together.")
+    ] = None,
+    on_limit: Annotated[
+        str | None, typer.Option("--on-limit", metavar="WHAT", help="Then: fail (default) or finish_turn.")
+    ] = None,
     unique_key: Annotated[
         str | None, typer.Option("--unique-key", metavar="KEY", help="Add nothing while a live task has this key.")
     ] = None,
@@ -71,10 +79,7 @@ def add(
         {
             "concurrency_key": concurrency_key,
             "approval": approval or None,
-            "budget-tokens": budget_tokens,
-            "budget-usd": budget_usd,
-            "budget-turns": budget_turns,
-            "on-limit": None if on_limit == "fail" else on_limit,
+            "on-limit ask": True if on_limit == "ask" else None,
         }
     )
     values: dict[str, Any] = {
@@ -82,13 +87,15 @@ def add(
         "priority": priority,
         "max_retries": max_retries,
         "budget_seconds": None if budget_seconds is None else options.seconds(budget_seconds, "--budget-seconds"),
+        "budget_tokens": budget_tokens,
+        "budget_usd": budget_usd,
+        "budget_turns": budget_turns,
+        "on_limit": on_limit,
         "unique_key": unique_key,
         "after": options.task_ids(after) or None,
         "tags": options.pairs(tag, "--tag") or None,
         "params": options.pairs(param, "--param") or None,
     }
-    if budget_seconds is None:
-        del values["budget_seconds"]
     span = None if at is None else options.ahead(at)
     if at is not None and span is None:
         values["at"] = options.instant(at)
@@ -178,7 +185,15 @@ def read_plan(
     from orchestrator.plans import load_plan
 
     mapping = options.pairs([part for each in map or () for part in each.split(",")], "--map") or None
-    plan = load_plan(path, agents=own.agents(), agent=agent, map=mapping, plan_name=name, skip_invalid=skip_invalid)
+    plan = load_plan(
+        path,
+        agents=own.agents(),
+        agent=agent,
+        map=mapping,
+        plan_name=name,
+        skip_invalid=skip_invalid,
+        prices=own.settings().prices,
+    )
     for line, said in plan.warnings:
         printing.note(f"warning: {path}: " + (f"line {line}: {said}" if line else said))
     return plan

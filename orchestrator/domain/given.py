@@ -74,6 +74,7 @@ class AgentDefinition:
     env_secret: tuple[str, ...] = ()
     exit_codes: dict[int, str] = field(default_factory=dict)
     budget: Budget | None = None
+    model: str | None = None
     max_retries: int | None = None
     retry: RetryPolicy | None = None
     idle_seconds: float | None = None

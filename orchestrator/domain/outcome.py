@@ -38,8 +38,9 @@ class Usage:
     """What one attempt used, as far as known; None is unknown, never 0.
 
     ``counter`` is what the agent reported and we read: delta, process_total, session_total or mixed.
-    ``complete`` is False when the attempt ended before its last report could come. ``carry`` is no amount: it is what
-    the meter of the next attempt must know (a small JSON object: where the session's total stood, which ids counted).
+    ``complete`` is False when the attempt ended before its last report could come. ``cached_tokens`` is the part of
+    ``input_tokens`` that came from a cache. ``carry`` is no amount: it is what the meter of the next attempt must know
+    (a small JSON object: where the session's total stood, which ids counted, what earlier attempts used of a budget).
     """
 
     input_tokens: int | None = None
@@ -52,6 +53,7 @@ class Usage:
     turns: int | None = None
     model: str | None = None
     carry: dict[str, Any] | None = None
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

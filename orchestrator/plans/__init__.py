@@ -22,6 +22,7 @@ from orchestrator.plans.agents import (
     definition_hash,
     definitions,
     folder,
+    price_fault,
     read_agent,
     secret_warnings,
     short_hash,
@@ -37,6 +38,7 @@ __all__ = [
     "definition_hash",
     "definitions",
     "load_plan",
+    "price_fault",
     "resolve",
     "secret_warnings",
     "task_hash",
@@ -81,6 +83,7 @@ def load_plan(
     check_agents: bool = True,
     stdin: BinaryIO | None = None,
     environ: Mapping[str, str] | None = None,
+    prices: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Return the plan in the file *path* (by its suffix; ``-`` is JSON lines on standard input).
 
@@ -91,12 +94,13 @@ def load_plan(
     - *plan_name*: else ``plan:`` in the file, else the file's stem
     - *skip_invalid*: leave faulty tasks, and those that wait for them, out into ``refused``
     - *check_agents*: False takes agents that nothing here defines
+    - *prices*: by model, those of the settings: a budget of USD needs one where the agent reports tokens only
 
     Raises ``InvalidPlan`` with all faults and their lines, ``InvalidInput`` for arguments that do not fit.
     """
     shown_path = os.fspath(path)
     kind = _kind(shown_path)
-    reading = _Reading(shown_path, dict(agents or {}), agent, check_agents)
+    reading = _Reading(shown_path, dict(agents or {}), agent, check_agents, prices or {})
     if map is not None:
         _check_map(map, kind)
     try:
@@ -120,7 +124,14 @@ def load_plan(
 class _Reading:
     """One file on its way to a Plan."""
 
-    def __init__(self, path: str, configured: dict[str, AgentDefinition], agent: str | None, check: bool) -> None:
+    def __init__(
+        self,
+        path: str,
+        configured: dict[str, AgentDefinition],
+        agent: str | None,
+        check: bool,
+        prices: Mapping[str, Any],
+    ) -> None:
         self.path = path
         self.faults = Faults()
         self.local: dict[str, AgentDefinition] = {}
@@ -130,6 +141,7 @@ class _Reading:
         self._configured = configured
         self._agent = agent
         self._check = check
+        self._prices = prices
         self._base_dir = str(Path.cwd()) if path == "-" else folder(path)
         self._tasks = self._tasks_for({})
 
@@ -139,7 +151,7 @@ class _Reading:
             raise UnknownAgent(
                 f"no configuration knows the agent {self._agent!r}{did_you_mean(self._agent, known)}", agent=self._agent
             )
-        return Tasks(self.faults, known if self._check else None, self._agent, self._base_dir)
+        return Tasks(self.faults, known if self._check else None, self._agent, self._base_dir, self._prices)
 
     def lines(self, map: Mapping[str, str] | None, stdin: BinaryIO | None) -> None:  # noqa: A002 - as above
         """Read JSON lines, one at a time."""
@@ -216,6 +228,8 @@ class _Reading:
             )
             if made is not None:
                 self.local[name] = made
+                if said := price_fault(made, made.budget, self._prices):
+                    self.faults.add(made.line, f"agent {name!r}: budget.usd: {said}")
 
     def plan(self, plan_name: str | None, skip_invalid: bool, environ: Mapping[str, str] | None) -> Plan:
         """Return the plan, or raise all that is wrong."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from orchestrator.domain.given import AgentDefinition, address_fault
 from orchestrator.domain.outcome import Budget, RetryPolicy
+from orchestrator.domain.prices import Prices
 from orchestrator.domain.storable import NAME_MAX, check_text
 from orchestrator.domain.template import placeholders
 from orchestrator.domain.words import OnLimit
@@ -36,6 +37,7 @@ AGENT_KEYS = (
         "env",
         "exit_codes",
         "budget",
+        "model",
         "max_retries",
         "retry",
     ),
@@ -55,10 +57,14 @@ EXIT_CLASSES = ("done", "transient", "rate_limited", "unauthenticated", "permane
 NOT_SUPPORTED_YET: dict[str, tuple[str, ...]] = {
     "kind": ("acp",),
     "workspace": ("worktree",),
-    "budget": ("tokens", "usd", "turns"),
-    "on_limit": ("finish_turn", "ask"),
+    "on_limit": ("ask",),
 }
 """Words of the plan file that are known and refused, because nothing here acts on them yet."""
+
+TOKENS_ONLY = ("codex", "gemini")
+"""Kinds of output that never name a cost."""
+COST_TOLD = ("claude", "opencode")
+"""Kinds of output that name their cost themselves."""
 
 SHORTEST_SECRET = 6
 """A shorter value would be found, and blackened, all over innocent output."""
@@ -86,8 +92,12 @@ def definitions(settings: Settings) -> dict[str, AgentDefinition]:
     made: dict[str, AgentDefinition] = {}
     base = None if settings.source_dir is None else str(settings.source_dir)
     for name, table in settings.agents.items():
-        if (one := read_agent(name, table, local=False, base_dir=base, line=0, faults=faults)) is not None:
-            made[name] = one
+        one = read_agent(name, table, local=False, base_dir=base, line=0, faults=faults)
+        if one is None:
+            continue
+        made[name] = one
+        if said := price_fault(one, one.budget, settings.prices):
+            faults.add(0, f"agent {name!r}: budget.usd: {said}")
     if faults.found:
         file = settings.source or "settings"
         lines = "".join(f"\n  {message}" for _, message in faults.found[:20])
@@ -162,6 +172,7 @@ def read_agent(
         env_secret=env.secret,
         exit_codes=_exit_codes(fields),
         budget=read_budget(fields),
+        model=fields.text("model"),
         max_retries=fields.whole("max_retries", least=0),
         retry=read_retry(fields),
         idle_seconds=fields.number("idle_seconds", above=0),
@@ -236,9 +247,6 @@ def read_budget(fields: Fields) -> Budget | None:
     if budget is None:
         return None
     budget.only(("seconds", "tokens", "usd", "turns", "on_limit"))
-    for key in NOT_SUPPORTED_YET["budget"]:
-        if budget.table.get(key) is not None:
-            _not_yet(budget, key, "budget", key, f"a budget of {key}")
     on_limit = budget.choice("on_limit", list(OnLimit), OnLimit.FAIL)
     _not_yet(budget, "on_limit", "on_limit", on_limit, f"on_limit {str(on_limit)!r}")
     return Budget(
@@ -248,6 +256,20 @@ def read_budget(fields: Fields) -> Budget | None:
         turns=budget.whole("turns", least=1),
         on_limit=OnLimit(on_limit),
     )
+
+
+def price_fault(definition: AgentDefinition, budget: Budget | None, prices: Mapping[str, Any]) -> str | None:
+    """Return why the cap in USD of *budget* could not be kept for this agent, and what to write; None if it can."""
+    if budget is None or budget.usd is None:
+        return None
+    model, output = definition.model, definition.output
+    if output in COST_TOLD or (model is None and output not in TOKENS_ONLY) or model in Prices(prices):
+        return None
+    table = "[prices.NAME]" if model is None else f"[prices.{json.dumps(model)}]"
+    write = f"write {table} input = …, output = … (USD for a million tokens) in orchestrator.toml"
+    if model is None:
+        return f"{output} reports tokens and no cost, so a cap needs a price: give the agent model: NAME, and {write}"
+    return f"no price of model {model!r} is known, so the cap could not be kept: {write}"
 
 
 def read_retry(fields: Fields) -> RetryPolicy | None:

@@ -17,7 +17,7 @@ from orchestrator.domain.given import AgentDefinition, NewTask
 from orchestrator.domain.storable import TITLE_MAX
 from orchestrator.domain.template import check, is_name, literal, look_up, placeholders, render
 from orchestrator.errors import InvalidInput, did_you_mean
-from orchestrator.plans.agents import ARGV_NAMES, argv_references, read_budget, read_retry, short_hash
+from orchestrator.plans.agents import ARGV_NAMES, argv_references, price_fault, read_budget, read_retry, short_hash
 from orchestrator.plans.fields import Faults, Fields, quoted, shown
 from orchestrator.plans.reading import Row
 
@@ -75,7 +75,12 @@ class Tasks:
     """
 
     def __init__(
-        self, faults: Faults, known: Mapping[str, AgentDefinition] | None, default_agent: str | None, base_dir: str
+        self,
+        faults: Faults,
+        known: Mapping[str, AgentDefinition] | None,
+        default_agent: str | None,
+        base_dir: str,
+        prices: Mapping[str, Any],
     ) -> None:
         self.made: list[NewTask] = []
         self.warnings: list[tuple[int, str]] = []
@@ -83,6 +88,7 @@ class Tasks:
         self._known = known
         self._default_agent = default_agent
         self._base_dir = base_dir
+        self._prices = prices
         self._argv: dict[str, list[str]] = {}
         self._lines: list[dict[str, int]] = []
         self._names: dict[str, int] = {}
@@ -135,6 +141,9 @@ class Tasks:
         if fields.flag("approval"):
             fields.fault("approval", "approval: true is not supported yet")
         where = fields.text("dir", longest=4096)
+        budget = read_budget(fields)
+        if definition is not None and (said := price_fault(definition, budget, self._prices)):
+            fields.fault("budget", f"usd: agent {definition.name!r}: {said}")
         task = NewTask(
             agent=agent or "",
             input=value,
@@ -145,7 +154,7 @@ class Tasks:
             at=self._instant(fields),
             max_retries=fields.whole("max_retries", least=0),
             retry=read_retry(fields),
-            budget=read_budget(fields),
+            budget=budget,
             unique_key=fields.text("unique_key", empty=True),
             concurrency_key=fields.text("concurrency_key", empty=True),
             after=after,

@@ -77,6 +77,9 @@ class LiveRow(NamedTuple):
     usage: str | None
     """A JSON object by the names of ``Usage``."""
     session: str | None
+    activity: str | None = None
+    activity_age: float | None = None
+    """Seconds that the activity goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,7 @@ class EventRepository:
             session.connection().execute(_ADD, arrays)
 
     def set_live(self, rows: Sequence[LiveRow]) -> set[tuple[int, int]]:
-        """Show progress, last output, usage and session on the tasks' rows; return the (task id, attempt) pairs done.
+        """Show progress, last output, usage, session and activity on the tasks' rows; return the (task id, attempt) pairs done.
 
         What is missing in the answer has lost its task, or its row is locked by somebody else: try the latter again.
         Rows are locked in id order. Committed on return.
@@ -193,6 +196,8 @@ _LIVE: tuple[tuple[str, Any], ...] = (
     ("last_output", Text()),
     ("usage", Text()),
     ("session", Text()),
+    ("activity", Text()),
+    ("activity_age", Double()),
 )
 
 
@@ -241,6 +246,10 @@ def _build_set_live() -> Any:
         .cte("mine")
         .prefix_with("MATERIALIZED")
     )
+    now = func.clock_timestamp()
+    used = func.coalesce(cast(mine.c.usage, JSONB), Task.live_usage)
+    since = now - func.make_interval(0, 0, 0, 0, 0, 0, func.coalesce(mine.c.activity_age, 0.0))
+    doing = func.jsonb_build_object("activity", mine.c.activity, "activity_since", since, type_=JSONB)
     return (
         update(Task)
         .where(Task.id == mine.c.id)
@@ -249,7 +258,10 @@ def _build_set_live() -> Any:
             progress_message=func.coalesce(mine.c.message, Task.progress_message),
             last_output=func.coalesce(mine.c.last_output, Task.last_output),
             last_output_at=case((mine.c.last_output.is_not(None), func.clock_timestamp()), else_=Task.last_output_at),
-            live_usage=func.coalesce(cast(mine.c.usage, JSONB), Task.live_usage),
+            live_usage=case(
+                (mine.c.activity.is_(None), used),
+                else_=func.coalesce(used, cast("{}", JSONB)).op("||", return_type=JSONB)(doing),
+            ),
             session=func.coalesce(mine.c.session, Task.session),
         )
         .returning(Task.id, Task.attempt)

@@ -22,11 +22,13 @@ from sqlalchemy import (
     any_,
     func,
     literal,
+    literal_column,
     null,
     select,
     true,
     update,
 )
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -438,6 +440,8 @@ _OPENED: dict[str, Any] = {
     "progress_percent": null(),
     "progress_message": null(),
     "live_usage": null(),
+    # A person who opens it again gives it its budget again; what was counted of sessions stays.
+    "meter": Task.meter.op("-", return_type=JSONB)(literal_column("'spent'::text", Text)),
 }
 
 

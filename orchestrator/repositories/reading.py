@@ -328,7 +328,7 @@ def _usage(session: Session, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
 
 def _with_live(usage: dict[str, Any] | None, task: Task) -> dict[str, Any] | None:
     """*usage* and what the running attempt has reported so far, which is never complete."""
-    live = task.live_usage
+    live = {key: value for key, value in (task.live_usage or {}).items() if not key.startswith("activity")}
     if not live or task.status != TaskStatus.RUNNING:
         return usage
     both = dict(usage) if usage is not None else usage_json()

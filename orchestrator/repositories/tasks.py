@@ -669,8 +669,9 @@ def _ending(claim: Claim, outcome: Outcome, settlement: Settlement, row: Row[Any
 
 def _unreported(row: Row[Any], kind: OutcomeClass, cause: str, message: str) -> Outcome:
     """The outcome of an attempt that nobody else can report. What it used so far is kept: it was paid for (S34)."""
-    live = row.live_usage
-    usage = None if not live else Usage(**{name: live.get(name) for name in _USAGE}, complete=False)
+    live = row.live_usage or {}
+    used = {name: live[name] for name in _USAGE if live.get(name) is not None}
+    usage = Usage(**used, complete=False) if used else None
     elapsed = max(0.0, (row.now - row.started_at).total_seconds())
     return Outcome(kind, cause=cause, message=message, usage=usage, elapsed=elapsed)
 
@@ -685,6 +686,7 @@ _USAGE = (
     "turns",
     "model",
     "carry",
+    "cached_tokens",
 )
 
 

@@ -29,6 +29,12 @@ log = logging.getLogger(__name__)
 LAST_OUTPUT = 500
 """Characters of the last line that the task's row shows."""
 
+ACTIVITY = 100
+"""Characters of what an agent does that the task's row shows."""
+
+MODEL_CALL = "model call"
+"""What an agent does that tells of its tools and waits for none."""
+
 Key = tuple[int, int]
 
 
@@ -75,18 +81,25 @@ class Watched:
 
 
 class Board:
-    """Which attempts have pieces or live columns to write. One lock for all: what is done under it is short."""
+    """Which attempts have pieces or live columns to write. One lock for all: what is done under it is short.
+
+    ``urgent`` are those with news that must not be lost with the worker, or is asked for at once: usage, session, what
+    the agent does. A last line of output can wait longer.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._texts: set[Attempt] = set()
         self._lives: set[Attempt] = set()
+        self._urgent: set[Attempt] = set()
 
     def text_changed(self, attempt: Attempt) -> None:
         self._texts.add(attempt)
 
-    def live_changed(self, attempt: Attempt) -> None:
+    def live_changed(self, attempt: Attempt, *, urgent: bool = False) -> None:
         self._lives.add(attempt)
+        if urgent:
+            self._urgent.add(attempt)
 
     def forget(self, attempts: Iterable[Attempt]) -> None:
         """Nothing more is to be written of *attempts*."""
@@ -94,6 +107,7 @@ class Board:
             for attempt in attempts:
                 self._texts.discard(attempt)
                 self._lives.discard(attempt)
+                self._urgent.discard(attempt)
 
     def texts(self, of: Iterable[Attempt] | None = None) -> list[Attempt]:
         """The attempts with new pieces, all or those among *of*."""
@@ -108,6 +122,13 @@ class Board:
             return []
         with self.lock:
             return sorted(self._lives if of is None else self._lives.intersection(of), key=_by_id)
+
+    def urgent(self) -> list[Attempt]:
+        """The attempts with news in their live columns that should not wait."""
+        if not self._urgent:
+            return []
+        with self.lock:
+            return sorted(self._urgent, key=_by_id)
 
     def take_pieces(self, attempt: Attempt, *, tail: bool) -> list[Piece]:
         """The new pieces of *attempt*; ``give_back`` undoes it."""
@@ -131,6 +152,7 @@ class Board:
         """The live columns of *attempt*; ``live_changed`` asks for them again."""
         with self.lock:
             self._lives.discard(attempt)
+            self._urgent.discard(attempt)
             return attempt.live_row()
 
 
@@ -138,6 +160,8 @@ class Attempt:
     """One claim in this worker, and the ``Live`` of its agent."""
 
     __slots__ = (
+        "_activity",
+        "_activity_since",
         "_board",
         "_last",
         "_message",
@@ -169,6 +193,8 @@ class Attempt:
         self._last: str | None = None
         self._usage: Usage | None = None
         self._session: str | None = None
+        self._activity: str | None = None
+        self._activity_since: float | None = None
 
     @property
     def key(self) -> Key:
@@ -208,14 +234,22 @@ class Attempt:
         with self._board.lock:
             if not self.ended:
                 self._usage = usage
-                self._board.live_changed(self)
+                self._board.live_changed(self, urgent=True)
 
     def session(self, session: str) -> None:
         """Set the agent's own session id."""
         with self._board.lock:
             if not self.ended:
                 self._session = storable_text(session)[0]
-                self._board.live_changed(self)
+                self._board.live_changed(self, urgent=True)
+
+    def activity(self, what: str | None) -> None:
+        """Say what the agent does from now on."""
+        with self._board.lock:
+            what = MODEL_CALL if what is None else storable_text(what)[0][:ACTIVITY]
+            if not self.ended and what != self._activity:
+                self._activity, self._activity_since = what, boot_clock()
+                self._board.live_changed(self, urgent=True)
 
     # -- for the worker -----------------------------------------------------------------------------------------------
 
@@ -250,6 +284,8 @@ class Attempt:
             last_line(self._last),
             None if usage is None else _usage_json(usage),
             self._session,
+            self._activity,
+            None if self._activity_since is None else max(0.0, boot_clock() - self._activity_since),
         )
 
     def watched(self) -> Watched:

@@ -2,7 +2,8 @@
 
 Whatever outcomes are ready when the previous commit returns go into the next one; an idle recorder waits for nothing. A
 fault of the database is waited out for as long as the process lives (``patience``); what is left then is spooled.
-Between records, by the clock: transcripts each second, live columns every 5 s, cancel requests each second, the minute's
+Between records, by the clock: transcripts each second, and of the live columns usage, session and activity; all live
+columns every 5 s; cancel requests each second, the minute's
 counts every 2 s, reconciliation at every third renewal, and the sweep of the watchdog.
 """
 
@@ -307,9 +308,8 @@ class Recorder:
                 self._desk.board.give_back(attempt, pieces)
             raise
 
-    def _flush_live(self) -> None:
+    def _flush_live(self, attempts: list[Attempt]) -> None:
         board = self._desk.board
-        attempts = board.lives()
         if not attempts:
             return
         rows = [board.take_live(attempt) for attempt in attempts]
@@ -333,14 +333,17 @@ class Recorder:
             self.cancel_now = False
             self._next_cancel = now + CANCEL_EVERY
             self._look_for_cancels()
-        if now >= self._next_events:
+        urgent = now >= self._next_events
+        if urgent:
             self._next_events = now + EVENTS_EVERY
             tail = now >= self._next_live
             if texts := desk.board.texts():
                 self._flush_texts(texts, tail=tail)
         if now >= self._next_live:
             self._next_live = now + LIVE_EVERY
-            self._flush_live()
+            self._flush_live(desk.board.lives())
+        elif urgent:
+            self._flush_live(desk.board.urgent())
         if now >= self._next_minutes:
             self._next_minutes = now + MINUTES_EVERY
             self._flush_minutes()
