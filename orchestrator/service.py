@@ -54,6 +54,7 @@ from orchestrator.repositories import CallerSession
 from orchestrator.repositories.adding import Added, AddingRepository, after_commit, ready_agents
 from orchestrator.repositories.agents import AgentRepository
 from orchestrator.repositories.audit import AuditRepository
+from orchestrator.repositories.claims import Claimed, Known
 from orchestrator.repositories.diagnosis import DiagnosisRepository
 from orchestrator.repositories.events import EventRepository
 from orchestrator.repositories.health import HealthRepository
@@ -64,7 +65,7 @@ from orchestrator.repositories.reading import ReadingRepository
 from orchestrator.repositories.retention import RetentionRepository
 from orchestrator.repositories.runs import Ended, Recorded, RunRepository
 from orchestrator.repositories.snapshots import SnapshotRepository
-from orchestrator.repositories.tasks import Claimed, Known, TaskRepository
+from orchestrator.repositories.tasks import TaskRepository
 from orchestrator.repositories.workers import Neighbour, Renewal, WorkerRepository
 from orchestrator.settings import Settings, __version__
 
@@ -170,11 +171,12 @@ class Orchestrator:
         *,
         plan_id: int | None = None,
         suspects: bool = False,
+        keyed: bool = True,
         patience: threading.Event | None = None,
     ) -> Claimed:
         """Unit 1: take up to *limit* ready tasks; committed on return. Raises DatabaseUnavailable after a few tries."""
         claimed = transient(
-            lambda: self._tasks.claim(worker, agents, limit, plan_id=plan_id, suspects=suspects),
+            lambda: self._tasks.claim(worker, agents, limit, plan_id=plan_id, suspects=suspects, keyed=keyed),
             give_up_after=CLAIM_PATIENCE,
             stop=patience,
         )
@@ -304,6 +306,7 @@ class Orchestrator:
             settings.max_retries if given.max_retries is None else given.max_retries,
             given.retry or RetryPolicy(settings.retry_initial, settings.retry_factor, settings.retry_max),
             given.budget or Budget(),
+            getattr(agent, "shared_directory", None),
         )
 
     # -- adding ---------------------------------------------------------------------------------------------------

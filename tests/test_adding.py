@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from hashlib import md5
 from typing import Any
 
 import pytest
@@ -94,7 +95,12 @@ def test_every_field_is_stored(tasks: AddingRepository, made: Making) -> None:
     budget = (row.budget_seconds, row.budget_tokens, row.budget_usd, row.budget_turns, row.on_limit)
     assert budget == (1.5, 2, 0.25, 4, "fail")
     assert (row.unique_key, row.concurrency_key, row.tags, row.dir) == ("u", "c", {"k": "v"}, "/somewhere")
-    assert (row.definition, row.task_hash, row.template, row.route) == ("d", "h", True, "coder\x1fd")
+    assert (row.definition, row.task_hash, row.template, row.route) == (
+        "d",
+        "h",
+        True,
+        f"coder\x1fd\x1e{md5(b'c').hexdigest()}",
+    )
     bare = made.row(made.add())
     assert (bare.input, bare.params, bare.retry, bare.max_retries, bare.on_limit, bare.tags) == (None,) * 6
     assert bare.due is True

@@ -38,6 +38,7 @@ FINE: dict[str, tuple[str, ...]] = {
     "workers": ("workers",),
     "pause": ("pause", "coder", "--for", "30m"),
     "resume": ("resume", "coder"),
+    "limit": ("limit", "--key", "k", "--max-running", "3"),
     "audit": ("audit", "--task", "1"),
     "doctor": ("doctor",),
     "metrics": ("metrics",),
@@ -85,6 +86,7 @@ BAD = {
     "workers": ("workers", "--bogus"),
     "pause": ("pause", "nobody"),
     "resume": ("resume",),
+    "limit": ("limit", "coder", "--max-running", "3"),
     "drain": ("drain",),
     "doctor": ("doctor", "--bogus"),
     "metrics": ("metrics", "extra"),
@@ -185,7 +187,6 @@ def test_what_comes_later_says_so(cli: Cli, name: str) -> None:
 @pytest.mark.parametrize(
     "option",
     [
-        ("--concurrency-key", "k"),
         ("--approval",),
         ("--on-limit", "ask"),
     ],

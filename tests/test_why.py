@@ -20,6 +20,7 @@ from orchestrator.repositories.diagnosis import DiagnosisRepository
 from orchestrator.repositories.filters import TaskFilter
 from orchestrator.repositories.minutes import MinuteCounts, MinuteRepository
 from orchestrator.repositories.operations import OperationsRepository
+from orchestrator.repositories.tasks import Known
 from orchestrator.repositories.workers import WorkerRepository
 from tests.commands import Cli
 from tests.making import BROKEN, CRASHED, Making, new_worker
@@ -44,6 +45,23 @@ def only(found: Diagnosis) -> Reason:
 
 
 # -- pending ------------------------------------------------------------------------------------------------------
+
+
+def test_a_busy_key_or_directory_is_the_reason(made: Making, engine: Engine, cli: Cli) -> None:
+    """It names the key with its numbers, or the directory, and who has it; raising the limit lifts it."""
+    first, second = made.add(concurrency_key="db"), made.add(concurrency_key="db")
+    assert codes(asked(engine, first)) == []
+    (claim,) = made.claim(5)
+    reason = only(asked(engine, second))
+    assert (reason.reason, reason.number) == ("key_busy", 1)
+    assert reason.text == f"its concurrency key db is in use by task {first} (1 of 1 run)"
+    cli("limit", "--key", "db", "--max-running", "2")
+    assert "key db has room (1 of 2 run)" in asked(engine, second).not_the_cause
+    assert [each.task_id for each in made.claim(5)] == [second]
+    made.end(claim)
+    here = made.add(dir="/x/y")
+    made.tasks.claim(made.worker, [Known("coder", directory=lambda given: given or "/")], 5)
+    assert only(asked(engine, made.add(dir="/x"))).text == f"its directory /x/y is in use by task {here}"
 
 
 def test_a_task_that_starts_next_has_no_reason(made: Making, engine: Engine) -> None:

@@ -43,6 +43,13 @@ def upgrade() -> None:
     )
     op.create_index(op.f("audit_task_id"), "audit", ["task_id"], unique=False)
     op.create_table(
+        "concurrency_limits",
+        sa.Column("key", sa.Text(), nullable=False),
+        sa.Column("max_running", sa.Integer(), nullable=False),
+        sa.CheckConstraint("max_running > 0", name=op.f("concurrency_limits_max_running_check")),
+        sa.PrimaryKeyConstraint("key", name=op.f("concurrency_limits_pkey")),
+    )
+    op.create_table(
         "minutes",
         sa.Column("minute", postgresql.TIMESTAMP(timezone=True), nullable=False),
         sa.Column("worker_id", sa.Uuid(), nullable=False),
@@ -188,8 +195,11 @@ def upgrade() -> None:
         sa.Column("definition", sa.Text(), nullable=True),
         sa.Column(
             "route",
-            sa.Text(),
-            sa.Computed("agent || coalesce(E'\\x1f' || definition, '')", persisted=True),
+            sa.Text(collation="C"),
+            sa.Computed(
+                "agent || coalesce(E'\\x1f' || definition, '') || coalesce(E'\\x1e' || md5(concurrency_key), '')",
+                persisted=True,
+            ),
             nullable=False,
         ),
         sa.Column("dir", sa.Text(), nullable=True),
@@ -314,6 +324,17 @@ def upgrade() -> None:
         postgresql_where=sa.text("unique_key IS NOT NULL AND status IN ('pending', 'running', 'blocked', 'waiting')"),
     )
     op.create_table(
+        "key_holders",
+        sa.Column("task_id", sa.BigInteger(), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.CheckConstraint("kind IN ('key', 'directory')", name=op.f("key_holders_kind_check")),
+        sa.ForeignKeyConstraint(["task_id"], ["tasks.id"], name=op.f("key_holders_task_id_fkey"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("task_id", "kind", name=op.f("key_holders_pkey")),
+    )
+    op.create_index(op.f("key_holders_kind_name"), "key_holders", ["kind", "name"], unique=False)
+    op.create_table(
         "runs",
         sa.Column("id", sa.BigInteger(), sa.Identity(always=False), nullable=False),
         sa.Column("task_id", sa.BigInteger(), nullable=False),
@@ -388,6 +409,8 @@ def downgrade() -> None:
     op.drop_index(op.f("task_dependencies_depends_on"), table_name="task_dependencies")
     op.drop_table("task_dependencies")
     op.drop_table("runs")
+    op.drop_index(op.f("key_holders_kind_name"), table_name="key_holders")
+    op.drop_table("key_holders")
     op.drop_index(
         "tasks_unique_key",
         table_name="tasks",
@@ -435,6 +458,7 @@ def downgrade() -> None:
     op.drop_table("run_events")
     op.drop_table("plans")
     op.drop_table("minutes")
+    op.drop_table("concurrency_limits")
     op.drop_index(op.f("audit_task_id"), table_name="audit")
     op.drop_table("audit")
     op.drop_table("agents")

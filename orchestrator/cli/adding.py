@@ -53,7 +53,9 @@ def add(
     unique_key: Annotated[
         str | None, typer.Option("--unique-key", metavar="KEY", help="Add nothing while a live task has this key.")
     ] = None,
-    concurrency_key: Annotated[str | None, typer.Option("--concurrency-key", metavar="KEY", hidden=True)] = None,
+    concurrency_key: Annotated[
+        str | None, typer.Option("--concurrency-key", metavar="KEY", help="Run one task of this key at a time.")
+    ] = None,
     after: Annotated[
         list[str] | None, typer.Option("--after", metavar="ID", help="Only when these tasks are done. Repeatable.")
     ] = None,
@@ -77,7 +79,6 @@ def add(
     own = state.of(context, as_json)
     _refuse_what_comes_later(
         {
-            "concurrency_key": concurrency_key,
             "approval": approval or None,
             "on-limit ask": True if on_limit == "ask" else None,
         }
@@ -92,6 +93,7 @@ def add(
         "budget_turns": budget_turns,
         "on_limit": on_limit,
         "unique_key": unique_key,
+        "concurrency_key": concurrency_key,
         "after": options.task_ids(after) or None,
         "tags": options.pairs(tag, "--tag") or None,
         "params": options.pairs(param, "--param") or None,

@@ -286,6 +286,41 @@ def pause(
         _tell(f"paused {until}: {', '.join(names)}")
 
 
+def limit(
+    context: typer.Context,
+    agent: Annotated[str | None, typer.Argument(metavar="[AGENT]", help="Limits of an agent come later.")] = None,
+    key: Annotated[str | None, typer.Option("--key", metavar="KEY", help="A concurrency key.")] = None,
+    max_running: Annotated[
+        int | None, typer.Option("--max-running", metavar="N", min=1, help="So many tasks of it run at once.")
+    ] = None,
+    reason: ReasonOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say how many tasks of a concurrency key run at once.
+
+    One, where nothing is said. What runs goes on.
+
+    \b
+    Examples:
+      orchestrator limit --key database --max-running 3
+    """
+    own = state.of(context, as_json)
+    if agent is not None:
+        raise InvalidInput(
+            "the limit of an agent is not part of this version yet",
+            hint=f"orchestrator pause {agent} stops it; limit --key KEY --max-running N is for a concurrency key",
+            agent=agent,
+        )
+    if key is None or max_running is None:
+        raise InvalidInput("limit needs --key KEY and --max-running N")
+    with own.open() as orchestrator:
+        orchestrator.agent_states.limit_key(key, max_running, actor=options.actor(), reason=reason)
+    if as_json:
+        printing.document({"key": key, "max_running": max_running})
+    else:
+        _tell(f"at most {max_running} of key {key} run at once")
+
+
 def resume(
     context: typer.Context,
     agents: AgentsArgument,

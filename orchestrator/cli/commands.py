@@ -60,6 +60,7 @@ COMMANDS: dict[str, Place] = {
     "workers": Place(OPERATE, "looking", "List the workers that live."),
     "pause": Place(OPERATE, "changing", "Let no worker start tasks of an agent."),
     "resume": Place(OPERATE, "changing", "Undo pause."),
+    "limit": Place(OPERATE, "changing", "Say how many tasks of a concurrency key run at once."),
     "drain": Place(OPERATE, "changing", "Let a worker finish what it has, and end."),
     "audit": Place(OPERATE, "looking", "List who did what, newest first."),
     "prune": Place(OPERATE, "changing", "Remove what ended long ago."),
@@ -70,7 +71,6 @@ COMMANDS: dict[str, Place] = {
     "approve": Place(LATER, "later", "Let a task that waits for approval start."),
     "deny": Place(LATER, "later", "Refuse a task that waits for approval."),
     "answer": Place(LATER, "later", "Answer the question of a task."),
-    "limit": Place(LATER, "later", "Limit how much of an agent runs, its rate or its spend."),
     "schedule": Place(LATER, "later", "Add tasks by the clock."),
 }
 

@@ -14,7 +14,6 @@ from orchestrator.errors import InvalidInput
 
 INSTEAD = {
     "questions": "orchestrator list --status waiting shows tasks that wait",
-    "limit": "orchestrator pause AGENT stops one; worker --concurrency bounds what one process runs",
     "schedule": "add --at takes a time; cron can call orchestrator add --unique-key KEY",
 }
 

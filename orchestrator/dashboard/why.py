@@ -15,7 +15,7 @@ from orchestrator.dashboard import short
 from orchestrator.dashboard.frame import NO_LIMIT, Line, Look, plural, wrapped
 from orchestrator.dashboard.show import called, cost_of, kind_of, moment
 from orchestrator.dashboard.text import cells
-from orchestrator.domain.diagnosis import Deed, Diagnosis, Reason, Relative, TaskFacts, WorkerFacts
+from orchestrator.domain.diagnosis import Deed, Diagnosis, Held, Reason, Relative, TaskFacts, WorkerFacts
 from orchestrator.domain.outcome import Budget
 from orchestrator.domain.shapes import time_json
 from orchestrator.domain.snapshot import Count, Spend
@@ -111,6 +111,11 @@ def _pending(facts: TaskFacts) -> Judged:
         queue.append(_busy(facts, able, busy, slots))
     elif able:
         clear.append(f"{slots - busy:,} of {slots:,} slots free")
+    for held in facts.keys:
+        if len(held.tasks) >= held.room:
+            queue.insert(0, _key_busy(held))
+        else:
+            clear.append(f"{held.kind} {held.name} has room ({len(held.tasks)} of {held.room} run)")
     if task["lost_count"]:
         queue.insert(0, _suspect(facts))
     else:
@@ -205,6 +210,17 @@ def _busy(facts: TaskFacts, able: Sequence[WorkerFacts], busy: int, slots: int) 
     text = f"all slots of {where} are busy ({busy:,} of {slots:,})"
     command = f"orchestrator worker --agent {shlex.quote(agent)}"
     return Reason("slots_busy", text, busy, "tasks", command, "to add slots")
+
+
+def _key_busy(held: Held) -> Reason:
+    ids = ", ".join(map(str, held.tasks[:5])) + (", …" if len(held.tasks) > 5 else "")
+    what = "concurrency key" if held.kind == "key" else "directory"
+    text = f"its {what} {held.name} is in use by task {ids}"
+    if held.kind == "key":
+        text += f" ({len(held.tasks)} of {held.room} run)"
+    return Reason(
+        f"{held.kind}_busy", text, len(held.tasks), "tasks", f"orchestrator show {held.tasks[0]}", "to see it"
+    )
 
 
 def _suspect(facts: TaskFacts) -> Reason:

@@ -58,6 +58,19 @@ class Relative:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What keeps a task out because others run: its concurrency key or its directory, and who has it.
+
+    ``room``: so many may run at once; ``tasks``: the ids of those that do.
+    """
+
+    kind: str
+    name: str
+    room: int
+    tasks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TaskFacts:
     """All that bears on whether a task runs.
 
@@ -69,6 +82,7 @@ class TaskFacts:
     - ``parents``: the first of the tasks that it needs and that are not done, ``parent_count`` how many there are
     - ``roots``: those at the far end of the chains, which wait for nothing but themselves
     - ``ended_hour``: attempts of its agent that ended in the last hour
+    - ``keys``: its concurrency key and its directory, as far as running tasks have them
     - ``top_priority``: the priority of the ready task that is claimed next
     - ``last_run``: the run object of its newest ended attempt
     - ``last_output``, ``percent``: what the running attempt said last
@@ -93,6 +107,7 @@ class TaskFacts:
     parent_count: Count = Count()
     roots: tuple[Relative, ...] = ()
     top_priority: int | None = None
+    keys: tuple[Held, ...] = ()
     last_run: Mapping[str, Any] | None = None
     last_output: str | None = None
     last_output_at: datetime | None = None
@@ -204,6 +219,7 @@ __all__ = [
     "DatabaseFacts",
     "Deed",
     "Diagnosis",
+    "Held",
     "QueueFacts",
     "Reason",
     "Relative",

@@ -89,7 +89,8 @@ READY = "status = 'pending' AND due AND held_at IS NULL"
 class Task(Base):
     """What is to be done. ``attempt`` only ever grows; with ``claimed_by`` it is the fence.
 
-    ``route`` is what workers claim by: the agent's name, for an agent of a plan file followed by its definition's hash.
+    ``route`` is what workers claim by: the agent's name, for an agent of a plan file followed by its definition's hash. A
+    task with a concurrency key has its hash behind that: such tasks are claimed by another way (repositories/keys.py).
     ``due`` is false while ``available_at`` lies ahead; the claim demotes what is not due, the promoter sets it.
     """
 
@@ -127,7 +128,13 @@ class Task(Base):
     superseded_at: Mapped[datetime | None]
     task_hash: Mapped[str | None]
     definition: Mapped[str | None]
-    route: Mapped[str] = mapped_column(Computed("agent || coalesce(E'\\x1f' || definition, '')", persisted=True))
+    route: Mapped[str] = mapped_column(
+        Text(collation="C"),  # ranges of it are looked at: byte order, whatever the database's language
+        Computed(
+            "agent || coalesce(E'\\x1f' || definition, '') || coalesce(E'\\x1e' || md5(concurrency_key), '')",
+            persisted=True,
+        ),
+    )
     dir: Mapped[str | None]
     unique_key: Mapped[str | None]
     concurrency_key: Mapped[str | None]
@@ -245,6 +252,34 @@ class Dependency(Base):
     task_id: Mapped[int] = mapped_column(BigInteger, ForeignKey("tasks.id", ondelete="CASCADE"), primary_key=True)
     depends_on: Mapped[int] = mapped_column(
         BigInteger, ForeignKey("tasks.id", ondelete="CASCADE"), primary_key=True, index=True
+    )
+
+
+class ConcurrencyLimit(Base):
+    """How many tasks of a concurrency key run at once, where it is not one."""
+
+    __tablename__ = "concurrency_limits"
+
+    key: Mapped[str] = mapped_column(primary_key=True)
+    max_running: Mapped[int] = mapped_column(Integer)
+
+    __table_args__ = (CheckConstraint("max_running > 0", name="max_running"),)
+
+
+class KeyHolder(Base):
+    """What a running attempt keeps others from: a concurrency key, a directory. Counts only while that attempt runs."""
+
+    __tablename__ = "key_holders"
+
+    task_id: Mapped[int] = mapped_column(BigInteger, ForeignKey("tasks.id", ondelete="CASCADE"), primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    attempt: Mapped[int] = mapped_column(Integer)
+
+    __table_args__ = (
+        CheckConstraint("kind IN ('key', 'directory')", name="kind"),
+        # repositories/keys.py: who holds a key
+        Index(None, "kind", "name"),
     )
 
 

@@ -71,7 +71,7 @@ class Claim:
 
     The fence is ``(task_id, attempt, claimed_by)``. ``budget``, ``max_retries`` and ``retry`` are filled: what the task
     left open came from the agent's definition or from the defaults. ``session`` is that of the attempt before, ``meter``
-    the ``Usage.carry`` of it.
+    the ``Usage.carry`` of it. ``keyed``: it keeps others from its concurrency key or its directory while it runs.
     """
 
     task_id: int
@@ -97,6 +97,7 @@ class Claim:
     definition: str | None = None
     dir: str | None = None
     cancel_requested: bool = False
+    keyed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

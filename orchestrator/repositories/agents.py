@@ -1,4 +1,4 @@
-"""``AgentRepository``: what operators have set for an agent, for all workers."""
+"""``AgentRepository``: what operators have set for an agent or a concurrency key, for all workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy import Engine, func, literal, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import sessionmaker
 
-from orchestrator.domain.entities import AgentState
+from orchestrator.domain.entities import AgentState, ConcurrencyLimit
 from orchestrator.domain.shapes import time_json
 from orchestrator.domain.storable import NAME_MAX, check_text
 from orchestrator.errors import InvalidInput
@@ -60,6 +60,23 @@ class AgentRepository:
             ).all()
             note(session, "resume", actor=actor, subject=agent, reason=reason)
         return bool(paused)
+
+    def limit_key(self, key: str, max_running: int, *, actor: str, reason: str | None = None) -> None:
+        """Let at most *max_running* tasks of the concurrency key *key* run at once; what runs goes on.
+
+        Committed on return; workers see it at their next look. Raises InvalidInput.
+        """
+        check_text("concurrency key", key, NAME_MAX)
+        check_text("reason", reason)
+        if not 0 < max_running < 2**31:
+            raise InvalidInput(f"limit: expected a number of tasks, 1 or more, found {max_running}")
+        with self._sessions.begin() as session:
+            session.execute(
+                insert(ConcurrencyLimit)
+                .values(key=key, max_running=max_running)
+                .on_conflict_do_update(index_elements=["key"], set_={"max_running": max_running})
+            )
+            note(session, "limit", actor=actor, subject=key, reason=reason, details={"max_running": max_running})
 
     def paused(self) -> dict[str, dict[str, Any]]:
         """The agents that are paused now, with ``since``, ``until``, ``reason`` and ``actor``."""

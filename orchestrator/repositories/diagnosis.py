@@ -9,17 +9,28 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ARRAY, Engine, Integer, Text, any_, func, literal, literal_column, select, text, union_all
+from sqlalchemy import ARRAY, Engine, Integer, Text, and_, any_, func, literal, literal_column, select, text, union_all
 from sqlalchemy.orm import Session, sessionmaker
 
-from orchestrator.domain.diagnosis import Deed, Relative, TaskFacts, WorkerFacts
-from orchestrator.domain.entities import AgentState, Audit, Dependency, Minute, Run, Task, WorkerRow
+from orchestrator.domain.diagnosis import Deed, Held, Relative, TaskFacts, WorkerFacts
+from orchestrator.domain.entities import (
+    AgentState,
+    Audit,
+    ConcurrencyLimit,
+    Dependency,
+    KeyHolder,
+    Minute,
+    Run,
+    Task,
+    WorkerRow,
+)
 from orchestrator.domain.shapes import run_json
 from orchestrator.domain.snapshot import Count
 from orchestrator.domain.words import TaskStatus
 from orchestrator.errors import NotFound
 from orchestrator.repositories import overview
 from orchestrator.repositories.bounded import bounded
+from orchestrator.repositories.keys import DEFAULT_ROOM, base_route, overlap
 from orchestrator.repositories.reading import task_object
 
 SHOWN = 20
@@ -65,6 +76,7 @@ class DiagnosisRepository:
                 parent_count=number,
                 roots=_roots(session, task_id) if status is TaskStatus.BLOCKED else (),
                 top_priority=_top_priority(session, task.route) if pending else None,
+                keys=_keys(session, task) if pending else (),
                 last_run=_last_run(session, task_id),
                 last_output=task.last_output or task.progress_message,
                 last_output_at=task.last_output_at,
@@ -106,7 +118,7 @@ def _workers(session: Session, task: Task, now: datetime) -> tuple[WorkerFacts, 
         .where(
             WorkerRow.stopped_at.is_(None),
             WorkerRow.dead_at.is_(None),
-            literal(task.route, Text) == any_(WorkerRow.agents),
+            literal(base_route(task.route), Text) == any_(WorkerRow.agents),
         )
         .order_by(WorkerRow.name)
         .limit(WORKERS)
@@ -179,6 +191,39 @@ def _top_priority(session: Session, route: str) -> int | None:
     return session.scalar(
         select(Task.priority).where(*_ready_of(route, False)).order_by(Task.priority.desc(), Task.id).limit(1)
     )
+
+
+def _keys(session: Session, task: Task) -> tuple[Held, ...]:
+    """What of the task's key and directory running tasks have. Uses key_holders_kind_name.
+
+    Which directory a task without ``dir`` works in, only its agent's host knows: that of the agent's others without one.
+    """
+    running = and_(
+        Task.id == KeyHolder.task_id, Task.attempt == KeyHolder.attempt, Task.status == literal_column("'running'")
+    )
+    found: list[Held] = []
+    if task.concurrency_key is not None:
+        holders = session.scalars(
+            select(KeyHolder.task_id)
+            .join(Task, running)
+            .where(KeyHolder.kind == "key", KeyHolder.name == task.concurrency_key)
+            .order_by(KeyHolder.task_id)
+            .limit(SHOWN)
+        ).all()
+        limit = session.get(ConcurrencyLimit, task.concurrency_key)
+        room = DEFAULT_ROOM if limit is None else limit.max_running
+        found.append(Held("key", task.concurrency_key, room, tuple(holders)))
+    rows = session.execute(
+        select(KeyHolder.task_id, KeyHolder.name, Task.agent, Task.dir)
+        .join(Task, running)
+        .where(KeyHolder.kind == "directory")
+        .order_by(KeyHolder.task_id)
+        .limit(WORKERS)
+    ).all()
+    for row in rows:
+        if overlap(row.name, task.dir) if task.dir else row.agent == task.agent and row.dir is None:
+            found.append(Held("directory", row.name, 1, (row.task_id,)))
+    return tuple(found)
 
 
 def _ended_hour(session: Session, agent: str, now: datetime) -> int | None:

@@ -22,7 +22,8 @@ from orchestrator.domain.entities import AgentState, Audit, Minute, Run, Task, W
 from orchestrator.domain.outcome import Budget
 from orchestrator.domain.snapshot import AgentRow, Alert, Count, LockHold, RunningTask, Spend, Unserved
 from orchestrator.domain.words import OnLimit, TaskStatus
-from orchestrator.repositories.tasks import ROUTE_SEPARATOR
+from orchestrator.repositories.claims import ROUTE_SEPARATOR
+from orchestrator.repositories.keys import base_route
 
 CAP = 25_000
 """Where counting stops."""
@@ -285,15 +286,20 @@ def read_work(session: Session) -> dict[str, AgentWork]:
 
     counted: set[str] = set()
     for route, number, priority, since in session.execute(_READY, {"cap": CAP, "routes": ROUTES}):
-        mine = of(_name(route))
+        base = base_route(route)
+        mine = of(_name(base))
         first = route not in counted
         counted.add(route)
-        mine.add_ready(route, Count(min(number, CAP), number > CAP) if first else Count(), since)
+        mine.add_ready(base, Count(min(number, CAP), number > CAP) if first else Count(), since)
         if priority is not None and since is not None:
             mine.oldest[priority] = min(since, mine.oldest.get(priority, since))
+    if len(counted) >= ROUTES:  # there may be more of them
+        for mine in work.values():
+            mine.ready = Count(mine.ready.n, True)
     for route, number, since, capped in session.execute(_SUSPECTS, {"cap": CAP}):
-        mine = of(_name(route))
-        mine.add_ready(route, Count(number, capped), since)
+        base = base_route(route)
+        mine = of(_name(base))
+        mine.add_ready(base, Count(number, capped), since)
         mine.oldest[0] = min(since, mine.oldest.get(0, since))
     for agent, kind, number, capped in session.execute(_LATER, {"cap": CAP}):
         mine = of(agent)

@@ -230,6 +230,8 @@ def write(session: Session, endings: Sequence[Ending], families: Iterable[int] |
     stopped: dict[int, TaskStatus] = {}
     for ending in endings:
         task_id, settlement = ending.claim.task_id, ending.settlement
+        if ending.claim.keyed:
+            wake.add(ending.claim.agent)  # there is room for another task of its key
         if settlement.status is TaskStatus.PENDING:
             if _ready(ending):
                 wake.add(ending.claim.agent)

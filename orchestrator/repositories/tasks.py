@@ -6,11 +6,9 @@ Core, built once, rows as tuples: through entities a claim costs ten times the c
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +16,6 @@ from sqlalchemy import (
     ARRAY,
     JSON,
     BigInteger,
-    Double,
     Engine,
     Integer,
     Row,
@@ -26,6 +23,7 @@ from sqlalchemy import (
     Text,
     Update,
     Uuid,
+    and_,
     any_,
     bindparam,
     cast,
@@ -35,6 +33,7 @@ from sqlalchemy import (
     literal,
     literal_column,
     null,
+    or_,
     select,
     true,
     update,
@@ -43,46 +42,28 @@ from sqlalchemy.orm import Session, aliased, sessionmaker
 
 from orchestrator.database.engine import single_statements
 from orchestrator.domain.entities import AgentState, Dependency, Task, WorkerRow, table
-from orchestrator.domain.outcome import Budget, Claim, Outcome, RetryPolicy, Usage
+from orchestrator.domain.outcome import Claim, Outcome, Usage
 from orchestrator.domain.settle import Settlement, settle
-from orchestrator.domain.words import OnLimit, OutcomeClass, TaskStatus
+from orchestrator.domain.words import OutcomeClass, TaskStatus
+from orchestrator.repositories import keys
+from orchestrator.repositories.claims import (
+    DEFAULT_MAX_RETRIES,
+    KNOWN,
+    ROUTE_SEPARATOR,
+    Claimed,
+    Known,
+    described,
+    retry_policy,
+    stored_budget,
+    stored_policy,
+)
 from orchestrator.repositories.runs import Ended, storable
 from orchestrator.repositories.settling import Ending, write
-
-ROUTE_SEPARATOR = "\x1f"
-LONGEST_WAIT = 10 * 366 * 86_400.0
-"""Seconds that a task waits for its next attempt at most, whatever its policy says."""
-DEFAULT_RETRY = RetryPolicy()
-DEFAULT_MAX_RETRIES = 2
 
 DEEPER = 5_000
 """How many tasks of each agent a claim looks past that came up empty although there are ready ones."""
 DEMOTED_AT_ONCE = 1_000
 """Rows that say that they are due and are not: so many are put right at once when they are all that a claim meets."""
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """An agent that a worker knows, with what it gives to tasks that left it open. One route of the claim."""
-
-    agent: str
-    definition: str | None = None
-    max_retries: int = DEFAULT_MAX_RETRIES
-    retry: RetryPolicy = DEFAULT_RETRY
-    budget: Budget = Budget()
-
-    @property
-    def route(self) -> str:
-        return self.agent if self.definition is None else f"{self.agent}{ROUTE_SEPARATOR}{self.definition}"
-
-
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """What one claim took, and what it cost: seconds that FOR UPDATE was held, and whether the worker still lives."""
-
-    claims: list[Claim]
-    hold_seconds: float
-    alive: bool = True
 
 
 class TaskRepository:
@@ -91,6 +72,7 @@ class TaskRepository:
     def __init__(self, engine: Engine) -> None:
         self._sessions = sessionmaker(engine, expire_on_commit=False)
         self._statements = single_statements(engine)
+        self._keys_after = ""
 
     def claim(
         self,
@@ -100,6 +82,7 @@ class TaskRepository:
         *,
         plan_id: int | None = None,
         suspects: bool = False,
+        keyed: bool = True,
     ) -> Claimed:
         """Take up to *limit* ready tasks for *worker*, the most urgent first; equal priority in the order of adding.
 
@@ -108,41 +91,76 @@ class TaskRepository:
         - its route is one of *agents* (and it belongs to *plan_id*, if one is given);
         - no other transaction holds its row (such rows are skipped, not waited for);
         - the worker's own row is alive; otherwise nothing is taken and ``alive`` is False;
-        - it was never lost by a worker, or, with *suspects*, it was: those are taken one at a time.
+        - it was never lost by a worker, or, with *suspects*, it was: those are taken one at a time;
+        - its concurrency key and its directory have room. Such tasks are looked for when *keyed* is set, or nothing else
+          was found.
 
         One statement takes them, and is its own transaction. On return the claim is committed: ``attempt`` is increased,
         status is ``running``, and what the task left open (max_retries, retry, budget) is filled from *agents*.
         """
         kind = (plan_id is not None, suspects)
-        statement = _CLAIMS[(len(agents) > 1, *kind)]
-        known, routes = _described(tuple(agents))
-        values: dict[str, Any] = {"worker": worker, "known": known, "limit": limit}
-        if len(agents) > 1:
-            values["spare"] = limit * 4
         of_plan = {} if plan_id is None else {"of_plan": plan_id}
-        alive = True
+        rows: Sequence[Row[Any]] = ()
+        holders: Sequence[Row[Any]] = ()
+        seen, held, alive = None, 0.0, True
+        plain = tuple(known for known in agents if known.directory is None)
+        if keyed or len(plain) < len(agents):
+            seen, holders, held = self._claim_keyed(worker, agents, limit, plan_id, suspects)
+        left = limit - len(holders)
+        statement = _CLAIMS[(len(plain) > 1, *kind)]
+        known, routes = described(plain)
+        values: dict[str, Any] = {"worker": worker, "known": known, "limit": left}
+        if len(plain) > 1:
+            values["spare"] = left * 4
         with self._statements() as session:
             connection = session.connection()
-            sent = time.perf_counter()
-            rows = connection.execute(statement, values | of_plan).all()
-            held = time.perf_counter() - sent
-            while not rows:
-                alive, left = connection.execute(
+            if plain and left > 0:
+                sent = time.perf_counter()
+                rows = connection.execute(statement, values | of_plan).all()
+                held = max(held, time.perf_counter() - sent)
+            while not rows and left > 0:
+                alive, ready = connection.execute(
                     _LEFT[kind], {"worker": worker, "known_routes": routes} | of_plan
                 ).one()
-                if not (alive and left):
+                if not (alive and ready):
                     break
                 # Something is ready by its index: rows in other hands at the head, or rows that are not due after all.
                 demoted = connection.execute(_DEMOTE[kind], {"known_routes": routes} | of_plan).rowcount
-                if len(agents) > 1:
-                    values["spare"] = limit + DEEPER
+                if len(plain) > 1:
+                    values["spare"] = left + DEEPER
                 sent = time.perf_counter()
                 rows = connection.execute(statement, values | of_plan).all()
-                held = time.perf_counter() - sent
+                held = max(held, time.perf_counter() - sent)
                 if demoted < DEMOTED_AT_ONCE:
                     break
-        rows = sorted(rows, key=lambda row: (-row.priority, row.id))
-        return Claimed([_claim(row) for row in rows], held, alive)
+        if not rows and seen is None and alive:  # nothing else to do: a look costs nobody
+            seen, holders, held = self._claim_keyed(worker, agents, limit, plan_id, suspects)
+        claims = [(row.priority, _claim(row)) for row in rows]
+        claims += [(row.priority, replace(_claim(row), keyed=True)) for row in holders]
+        claims.sort(key=lambda each: (-each[0], each[1].task_id))
+        return Claimed([claim for _, claim in claims], held, alive, seen)
+
+    def _claim_keyed(
+        self, worker: UUID, agents: Sequence[Known], limit: int, plan_id: int | None, suspects: bool
+    ) -> tuple[bool, list[Row[Any]], float]:
+        """Claim tasks that hold a key or a directory, in one transaction; also say whether any is ready, and the hold."""
+        directories = {known.route: known.directory for known in agents if known.directory is not None}
+        with self._sessions.begin() as session:
+            connection = session.connection()
+            known, routes = described(tuple(agents))
+            choice = keys.choose(
+                connection, routes, directories, limit, plan_id=plan_id, suspects=suspects, after=self._keys_after
+            )
+            self._keys_after = choice.further
+            if not choice.holds:
+                return choice.seen, [], 0.0
+            values: dict[str, Any] = {"worker": worker, "known": known, "chosen": choice.ids}
+            if plan_id is not None:
+                values["of_plan"] = plan_id
+            sent = time.perf_counter()
+            rows = connection.execute(_CLAIM_CHOSEN[plan_id is not None, suspects], values).all()
+            keys.hold(connection, ((row.id, row.attempt) for row in rows), choice)
+        return True, list(rows), time.perf_counter() - sent
 
     def parents_results(self, task_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
         """The results of the tasks that each of *task_ids* depends on, by the parent's name; unnamed ones by ``#id``."""
@@ -247,7 +265,12 @@ class TaskRepository:
         its end. Uses tasks_running, tasks_ready, tasks_not_due and tasks_of_plan.
         """
         pending = (Task.status == TaskStatus.PENDING, Task.held_at.is_(None))
-        mine: list[Any] = [Task.route == any_(literal([agent.route for agent in agents], ARRAY(Text)))]
+        # The route without the hash of a concurrency key.
+        base = func.split_part(Task.route, literal_column("E'\\x1e'"), literal_column("1"))
+        routes = literal([agent.route for agent in agents], ARRAY(Text))
+        mine: list[Any] = [
+            or_(Task.route == any_(routes), and_(Task.concurrency_key.is_not(None), base == any_(routes)))
+        ]
         if plan_id is not None:
             mine += [Task.plan_id == plan_id, Task.superseded_at.is_(None)]
             waits: Any = true()
@@ -265,7 +288,7 @@ class TaskRepository:
 # -- the claim ----------------------------------------------------------------------------------------------------
 
 
-def _build_claim(many: bool, of_plan: bool, suspects: bool) -> Select[Any] | Update:
+def _build_claim(many: bool, of_plan: bool, suspects: bool, chosen: bool = False) -> Select[Any] | Update:
     """The claim statement: a fixed set of rows is locked first, then exactly that set is changed and returned.
 
     The CTEs are MATERIALIZED: a bare ``id IN (SELECT … LIMIT n FOR UPDATE SKIP LOCKED)`` may be planned as a join whose
@@ -275,7 +298,7 @@ def _build_claim(many: bool, of_plan: bool, suspects: bool) -> Select[Any] | Upd
     # As JSON, which is written once for a worker's agents; arrays would be sent again, one by one, with every claim.
     known = (
         func.json_to_recordset(cast(bindparam("known", type_=Text), JSON))
-        .table_valued(*(column(name, kind) for name, kind in _KNOWN))
+        .table_valued(*(column(name, kind) for name, kind in KNOWN))
         .render_derived(name="known", with_types=True)
     )
     paused = exists().where(
@@ -307,7 +330,23 @@ def _build_claim(many: bool, of_plan: bool, suspects: bool) -> Select[Any] | Upd
     # keeps the plan instead of making a new one for each claim, which would cost more than the claim.
     limit, spare = (select(bindparam(name, type_=Integer)).scalar_subquery() for name in ("limit", "spare"))
     order = (Task.priority.desc(), Task.id)
-    if of_plan:
+    base: Any = Task.route
+    if chosen:
+        # The ids come from keys.choose; what has changed since is left out.
+        base = func.split_part(Task.route, literal_column("E'\\x1e'"), literal_column("1"))
+        ours = [Task.plan_id == bindparam("of_plan", type_=BigInteger)] if of_plan else []
+        picked = (
+            select(Task.id, (Task.available_at <= now).label("ripe"))
+            .where(
+                Task.id == any_(bindparam("chosen", type_=ARRAY(BigInteger))),
+                *ready,
+                suspicion,
+                *ours,
+                exists(select(me.c.id)),
+            )
+            .order_by(*order)
+        )
+    elif of_plan:
         picked = (
             select(Task.id, (Task.available_at <= now).label("ripe"))
             .where(
@@ -375,7 +414,7 @@ def _build_claim(many: bool, of_plan: bool, suspects: bool) -> Select[Any] | Upd
     return (
         update(table(Task))
         .add_cte(demoted)
-        .where(ripe, Task.route == open_agents.c.route)
+        .where(ripe, base == open_agents.c.route)
         .values(
             status=TaskStatus.RUNNING.value,
             attempt=Task.attempt + 1,
@@ -407,44 +446,6 @@ def _build_claim(many: bool, of_plan: bool, suspects: bool) -> Select[Any] | Upd
         .returning(*_CLAIM_COLUMNS)
         .execution_options(synchronize_session=False)
     )
-
-
-_KNOWN: tuple[tuple[str, Any], ...] = (
-    ("route", Text()),
-    ("agent", Text()),
-    ("max_retries", Integer()),
-    ("retry_initial", Double()),
-    ("retry_factor", Double()),
-    ("retry_max", Double()),
-    ("seconds", Double()),
-    ("tokens", BigInteger()),
-    ("usd", Double()),
-    ("turns", Integer()),
-    ("on_limit", Text()),
-)
-
-
-@lru_cache(64)
-def _described(agents: tuple[Known, ...]) -> tuple[str, list[str]]:
-    """*agents* as the claim reads them, in the order of ``_KNOWN``, and their routes."""
-    rows = [
-        (
-            known.route,
-            known.agent,
-            known.max_retries,
-            known.retry.initial,
-            known.retry.factor,
-            known.retry.max,
-            known.budget.seconds,
-            known.budget.tokens,
-            known.budget.usd,
-            known.budget.turns,
-            known.budget.on_limit.value,
-        )
-        for known in agents
-    ]
-    names = [name for name, _ in _KNOWN]
-    return json.dumps([dict(zip(names, row, strict=True)) for row in rows]), [known.route for known in agents]
 
 
 _CLAIM_COLUMNS = (
@@ -481,6 +482,11 @@ _CLAIM_WIDTH = len(_CLAIM_COLUMNS)
 _CLAIMS = {
     (many, of_plan, suspects): _build_claim(many, of_plan, suspects)
     for many in (False, True)
+    for of_plan in (False, True)
+    for suspects in (False, True)
+}
+_CLAIM_CHOSEN = {
+    (of_plan, suspects): _build_claim(True, of_plan, suspects, chosen=True)
     for of_plan in (False, True)
     for suspects in (False, True)
 }
@@ -570,8 +576,8 @@ def _claim(row: Row[Any]) -> Claim:
         title,
         name,
         plan,
-        _budget(seconds, tokens, usd, turns, on_limit),
-        _policy(retry),
+        stored_budget(seconds, tokens, usd, turns, on_limit),
+        stored_policy(retry),
         DEFAULT_MAX_RETRIES if max_retries is None else max_retries,
         retry_count,
         lost_count,
@@ -583,35 +589,6 @@ def _claim(row: Row[Any]) -> Claim:
         dir_,
         cancel_requested_at is not None,
     )
-
-
-@lru_cache(256)
-def _budget(
-    seconds: float | None, tokens: int | None, usd: float | None, turns: int | None, on_limit: str | None
-) -> Budget:
-    return Budget(seconds, tokens, usd, turns, OnLimit(on_limit or OnLimit.FAIL))
-
-
-@lru_cache(256)
-def _policy(stored: str | None) -> RetryPolicy:
-    return retry_policy(None if stored is None else json.loads(stored))
-
-
-def retry_policy(stored: Any) -> RetryPolicy:
-    """The policy of a ``retry`` column; what is missing in it, or makes no sense, has the product's default.
-
-    Anybody may have written the column. A wait is at most LONGEST_WAIT: further on, times leave the database's range.
-    """
-    if not isinstance(stored, dict):
-        return DEFAULT_RETRY
-
-    def number(name: str, least: float) -> float:
-        value = stored.get(name)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value >= least:
-            value = getattr(DEFAULT_RETRY, name)
-        return float(min(value, LONGEST_WAIT))
-
-    return RetryPolicy(number("initial", 0), number("factor", 1), number("max", 0))
 
 
 # -- taking back --------------------------------------------------------------------------------------------------
@@ -690,4 +667,4 @@ _USAGE = (
 )
 
 
-__all__ = ["Claimed", "Known", "TaskRepository", "retry_policy"]
+__all__ = ["ROUTE_SEPARATOR", "Claimed", "Known", "TaskRepository", "retry_policy"]

@@ -3,6 +3,7 @@
 While there is work, it waits for a quarter of the slots or 2 ms, so that batches do not decay to single tasks. When a
 claim comes back empty, it sleeps until a hint, a due instant or the next poll; polls are jittered downwards only.
 Tasks that a worker was lost with ("suspects") are claimed one at a time: a killer takes no innocents along twice.
+Tasks with a concurrency key, or in a directory of their own, cost a look of their own, which is left out when there are none.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from orchestrator.agents.protocol import Agent
 from orchestrator.domain.outcome import Claim
 from orchestrator.errors import DatabaseUnavailable
 from orchestrator.metrics import Metrics
-from orchestrator.repositories.tasks import Known
+from orchestrator.repositories.claims import Known
 from orchestrator.service import Orchestrator
 from orchestrator.worker.desk import Desk
 from orchestrator.worker.observer import Attempt, Complaints, Observers
@@ -61,6 +62,8 @@ class Claimer:
         self._dead = dead
         self._idle = idle
         self._suspects_at = 0.0
+        self._keyed = True
+        self._keyed_at = 0.0
         self._found = True
         self._hinted = False
         self._next_poll = 0.0
@@ -179,9 +182,13 @@ class Claimer:
         worker = desk.worker
         if worker is None or self._closing.is_set():
             return 0
+        # Tasks with keys are looked for while there are some, at each poll, and when nothing else is found.
+        keyed = suspects or self._keyed or time.monotonic() >= self._keyed_at
         claimed = self._orchestrator.claim(
-            worker, self._known, limit, plan_id=self._plan_id, suspects=suspects, patience=self._closing
+            worker, self._known, limit, plan_id=self._plan_id, suspects=suspects, keyed=keyed, patience=self._closing
         )
+        if claimed.keys is not None and not suspects:
+            self._keyed, self._keyed_at = claimed.keys, time.monotonic() + self._jitter()
         claims = claimed.claims
         if not suspects or claims:
             self._metrics.claimed([claim.agent for claim in claims], claimed.hold_seconds)
