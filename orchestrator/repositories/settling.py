@@ -202,7 +202,9 @@ def write_alone(session: Session, endings: Sequence[Ending]) -> tuple[set[tuple[
     """
     rows = [_row(ending, looked_at=False) for ending in endings]
     moved = {(id_, attempt) for id_, attempt in session.connection().execute(_WRITE, {"endings": rows})}
-    wake = {e.claim.agent for e in endings if _ready(e) and (e.claim.task_id, e.claim.attempt) in moved}
+    # The end of a task with a key makes room for another one of that key.
+    wakes = [e.claim for e in endings if _ready(e) or e.claim.keyed]
+    wake = {claim.agent for claim in wakes if (claim.task_id, claim.attempt) in moved}
     return moved, wake
 
 
