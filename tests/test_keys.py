@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 
 from orchestrator.domain.given import NewTask
 from orchestrator.domain.outcome import Claim, Outcome
@@ -237,14 +237,20 @@ def _cost(made: Making) -> tuple[str, int]:
 
     known, _ = described((Known("coder"),))
     values = {"worker": made.worker, "known": known, "limit": 10}
+    sent: list[tuple[str, Any]] = []
+
+    def note(_c: object, _cursor: object, statement: str, parameters: Any, _x: object, _many: bool) -> None:
+        sent.append((statement, parameters))
+
     with made.engine.connect() as connection:
-        compiled = module._CLAIMS[False, False, False].compile(connection)
-        statement = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {compiled}"
-        raw = connection.connection.cursor()
-        raw.execute(statement, compiled.construct_params(values))
-        found = raw.fetchone()
-        assert found is not None
-        plan = found[0] if isinstance(found[0], list) else json.loads(found[0])
+        event.listen(connection, "before_cursor_execute", note)
+        connection.execute(module._CLAIMS[False, False, False], values)
+        connection.rollback()
+        statement, parameters = sent[-1]
+        found = connection.exec_driver_sql(
+            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters
+        ).scalar_one()
+        plan = found if isinstance(found, list) else json.loads(found)
         connection.rollback()
 
     def nodes(node: dict[str, Any]) -> str:
