@@ -48,11 +48,13 @@ from orchestrator.errors import (
     UnknownAgent,
     WaitTimeout,
 )
+from orchestrator.hooks import read_hooks
 from orchestrator.liveness import boot_clock, identity
 from orchestrator.plans import Plan, definitions, price_fault, resolve, with_results
 from orchestrator.repositories import CallerSession
 from orchestrator.repositories.adding import Added, AddingRepository, after_commit, ready_agents
 from orchestrator.repositories.agents import AgentRepository
+from orchestrator.repositories.alerting import AlertRepository
 from orchestrator.repositories.audit import AuditRepository
 from orchestrator.repositories.claims import Claimed, Known
 from orchestrator.repositories.diagnosis import DiagnosisRepository
@@ -114,6 +116,8 @@ class Orchestrator:
         self.agent_states = AgentRepository(self._engine)
         self.audit = AuditRepository(self._engine)
         thresholds = Thresholds.read(self.settings.alerts)
+        self.hooks = read_hooks(self.settings.alerts.get("hooks", {}))
+        self.alerting = AlertRepository(self._engine, thresholds)
         self.reading = ReadingRepository(self._engine, thresholds)
         self.diagnosis = DiagnosisRepository(self._engine)
         self.health = HealthRepository(self._engine, self.url, thresholds)

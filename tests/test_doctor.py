@@ -331,7 +331,7 @@ def test_the_command(cli: Cli) -> None:
     """Warnings are exit code 0, an error is 1; people and machines get the same checks."""
     document = cli("doctor", "--json").json
     names = [each["check"] for each in document["checks"]]
-    assert names[:5] == ["settings", "agents", "disk", "embedded", "database"]
+    assert names[:6] == ["settings", "agents", "hooks", "disk", "embedded", "database"]
     assert {"version", "schema", "drift", "indexes", "pooler", "workers"} <= set(names)
     assert all(each.keys() == {"check", "state", "text", "remedy"} for each in document["checks"])
     cli.config("[agents.coder]\ncommand = ['no-such-program-here']\n")
@@ -376,3 +376,29 @@ def test_nothing_is_left_in_the_database(cli: Cli, engine: Engine) -> None:
     )
     assert before is not None
     assert after[0] <= before[0] + 1
+
+
+def test_hooks_that_could_not_tell(cli: Cli, engine: Engine) -> None:
+    """A variable that is not set and a program that is not there are named; so is what a hook did not hear, and why."""
+    cli.config(
+        '[alerts.hooks.pager]\nurl = "https://pager.invalid/s3cret"\nsecret_env = "NO_SUCH_KEY"\n'
+        '[alerts.hooks.mail]\ncommand = ["no-such-mailer"]\n'
+    )
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO alerts (kind, key, subject, name, what) VALUES ('no_worker', 'k', 'agent', 'a', 'x')"
+        )
+        connection.exec_driver_sql(
+            "INSERT INTO alert_deliveries (alert_id, hook, failures, error)"
+            " SELECT id, 'pager', 2, 'answered with status 500' FROM alerts"
+        )
+    found = {each["check"]: each for each in cli("doctor", "--json").json["checks"]}
+    assert found["hooks"]["text"] == (
+        "pager: NO_SUCH_KEY is not set here; mail: its command no-such-mailer was not found"
+    )
+    assert found["hooks"]["state"] == found["deliveries"]["state"] == "warning"
+    assert found["deliveries"]["text"] == "pager: 1 not heard yet (answered with status 500)"
+    assert "s3cret" not in str(found)
+    cli.config("[alerts.hooks.pager]\n")
+    wrong = {each["check"]: each for each in cli("doctor", "--json", code=1).json["checks"]}
+    assert wrong["hooks"]["state"] == "error"

@@ -28,6 +28,45 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("name", name=op.f("agents_pkey")),
     )
     op.create_table(
+        "alert_looks",
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column(
+            "looked_at",
+            postgresql.TIMESTAMP(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+        ),
+        sa.CheckConstraint("id = 1", name=op.f("alert_looks_id_check")),
+        sa.PrimaryKeyConstraint("id", name=op.f("alert_looks_pkey")),
+    )
+    op.create_table(
+        "alerts",
+        sa.Column("id", sa.BigInteger(), sa.Identity(always=False), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("key", sa.Text(), nullable=False),
+        sa.Column("subject", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("task_id", sa.BigInteger(), nullable=True),
+        sa.Column("plan", sa.Text(), nullable=True),
+        sa.Column("what", sa.Text(), nullable=False),
+        sa.Column("command", sa.Text(), nullable=True),
+        sa.Column("heals", sa.Boolean(), server_default="false", nullable=False),
+        sa.Column("since", postgresql.TIMESTAMP(timezone=True), nullable=True),
+        sa.Column(
+            "begun_at", postgresql.TIMESTAMP(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
+        ),
+        sa.Column(
+            "seen_at", postgresql.TIMESTAMP(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
+        ),
+        sa.Column("ended_at", postgresql.TIMESTAMP(timezone=True), nullable=True),
+        sa.CheckConstraint("ended_at >= begun_at", name=op.f("alerts_ended_at_check")),
+        sa.PrimaryKeyConstraint("id", name=op.f("alerts_pkey")),
+    )
+    op.create_index(
+        "alerts_ended", "alerts", ["ended_at"], unique=False, postgresql_where=sa.text("ended_at IS NOT NULL")
+    )
+    op.create_index("alerts_open", "alerts", ["kind", "key"], unique=True, postgresql_where=sa.text("ended_at IS NULL"))
+    op.create_table(
         "audit",
         sa.Column("id", sa.BigInteger(), sa.Identity(always=False), nullable=False),
         sa.Column(
@@ -148,6 +187,37 @@ def upgrade() -> None:
         ["id"],
         unique=False,
         postgresql_where=sa.text("stopped_at IS NULL AND dead_at IS NULL"),
+    )
+    op.create_table(
+        "alert_deliveries",
+        sa.Column("alert_id", sa.BigInteger(), nullable=False),
+        sa.Column("hook", sa.Text(), nullable=False),
+        sa.Column(
+            "next_try_at",
+            postgresql.TIMESTAMP(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+        ),
+        sa.Column("tries", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("failures", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("begun_told_at", postgresql.TIMESTAMP(timezone=True), nullable=True),
+        sa.Column("ended_told_at", postgresql.TIMESTAMP(timezone=True), nullable=True),
+        sa.Column("gave_up_at", postgresql.TIMESTAMP(timezone=True), nullable=True),
+        sa.Column("error", sa.Text(), nullable=True),
+        sa.CheckConstraint(
+            "ended_told_at IS NULL OR begun_told_at IS NOT NULL", name=op.f("alert_deliveries_order_check")
+        ),
+        sa.ForeignKeyConstraint(
+            ["alert_id"], ["alerts.id"], name=op.f("alert_deliveries_alert_id_fkey"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("alert_id", "hook", name=op.f("alert_deliveries_pkey")),
+    )
+    op.create_index(
+        "alert_deliveries_open",
+        "alert_deliveries",
+        ["next_try_at"],
+        unique=False,
+        postgresql_where=sa.text("ended_told_at IS NULL AND gave_up_at IS NULL"),
     )
     op.create_table(
         "tasks",
@@ -452,6 +522,12 @@ def downgrade() -> None:
     )
     op.drop_table("tasks")
     op.drop_index(
+        "alert_deliveries_open",
+        table_name="alert_deliveries",
+        postgresql_where=sa.text("ended_told_at IS NULL AND gave_up_at IS NULL"),
+    )
+    op.drop_table("alert_deliveries")
+    op.drop_index(
         "workers_live", table_name="workers", postgresql_where=sa.text("stopped_at IS NULL AND dead_at IS NULL")
     )
     op.drop_table("workers")
@@ -461,5 +537,9 @@ def downgrade() -> None:
     op.drop_table("concurrency_limits")
     op.drop_index(op.f("audit_task_id"), table_name="audit")
     op.drop_table("audit")
+    op.drop_index("alerts_open", table_name="alerts", postgresql_where=sa.text("ended_at IS NULL"))
+    op.drop_index("alerts_ended", table_name="alerts", postgresql_where=sa.text("ended_at IS NOT NULL"))
+    op.drop_table("alerts")
+    op.drop_table("alert_looks")
     op.drop_table("agents")
     # ### end Alembic commands ###

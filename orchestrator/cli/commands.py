@@ -41,7 +41,7 @@ COMMANDS: dict[str, Place] = {
     "submit": Place(WORK, "adding", "Submit a plan for workers elsewhere; all of it or nothing."),
     "add": Place(WORK, "adding", "Add one task."),
     "worker": Place(WORK, "running", "Work on tasks until stopped."),
-    "watchdog": Place(WORK, "running", "Take back tasks of dead workers, make due what is due."),
+    "watchdog": Place(WORK, "running", "Take back tasks of dead workers, raise alerts."),
     "list": Place(LOOK, "looking", "List tasks, newest first."),
     "show": Place(LOOK, "looking", "Show a task: who, when, why, and what to do next."),
     "runs": Place(LOOK, "looking", "List the ended attempts of a task, the first one first."),

@@ -85,6 +85,7 @@ def _checks(own: state.State) -> Iterator[Check]:
         return
     yield rules.settings_check({name: getattr(settings, name) for name in ("lease", "sweep", "heartbeat", "grace")})
     yield _agents(own)
+    yield _hooks(own)
     home = home_directory()
     there = next(folder for folder in (home, *home.parents) if folder.exists())
     yield rules.disk_check(str(home), shutil.disk_usage(there).free)
@@ -120,6 +121,27 @@ def _agents(own: state.State) -> Check:
     return agents_check({name: obstacles(each, os.environ) for name, each in definitions.items()})
 
 
+def _hooks(own: state.State) -> Check:
+    from orchestrator.dashboard.doctor import hooks_check
+    from orchestrator.domain.alerts import Thresholds
+    from orchestrator.hooks import read_hooks
+
+    table = own.settings().alerts
+    try:
+        Thresholds.read(table)
+        hooks = read_hooks(table.get("hooks", {}))
+    except OrchestratorError as error:
+        return _failed("hooks", error)
+    found: dict[str, list[tuple[str, str]]] = {}
+    for hook in hooks:
+        found[hook.name] = [
+            (f"{name} is not set here", f"set {name} for workers and watchdogs") for name in hook.missing(os.environ)
+        ]
+        if hook.command is not None and shutil.which(hook.command[0]) is None:
+            found[hook.name].append((f"its command {hook.command[0]} was not found", "install it, or correct command"))
+    return hooks_check(found)
+
+
 def _database(own: state.State, url: str) -> Iterator[Check]:
     from orchestrator.dashboard import doctor as rules
     from orchestrator.database import schema
@@ -137,6 +159,8 @@ def _database(own: state.State, url: str) -> Iterator[Check]:
             yield rules.schema_check(status.have, status.need, status.compatible)
             if status.have == status.need:
                 yield from rules.queue_checks(orchestrator.health.queue(), __version__)
+                if names := [hook.name for hook in orchestrator.hooks]:
+                    yield rules.deliveries_check(orchestrator.alerting.hooks(names))
     except OrchestratorError as error:
         yield _failed("database", error)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.agents.protocol import Agent
     from orchestrator.cli.following import Following
     from orchestrator.domain.given import AgentDefinition
-    from orchestrator.domain.snapshot import RunEvent, RunView
+    from orchestrator.domain.snapshot import Episode, RunEvent, RunView
     from orchestrator.plans import Plan
     from orchestrator.repositories.plans import Submitted
     from orchestrator.service import Orchestrator
@@ -462,9 +462,11 @@ def watchdog(
     verbose: VerboseOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Take back tasks of dead workers, make due what is due.
+    """Take back tasks of dead workers, raise alerts.
 
-    Every worker does so too: this is for a host without one.
+    Also makes due what is due. Every worker takes back, too: this is for a
+    host without one. Alerts are told once when they begin and once when they
+    are over, here and to the hooks of [alerts.hooks]; a worker tells hooks.
 
     \b
     Examples:
@@ -484,7 +486,9 @@ def watchdog(
     with own.open(lease=own_lease) as orchestrator, _logging(verbose):
         from orchestrator.worker import Watchdog
 
-        dog = Watchdog(orchestrator, lease=own_lease, metrics_port=metrics_port, health_port=health_port)
+        dog = Watchdog(
+            orchestrator, lease=own_lease, metrics_port=metrics_port, health_port=health_port, on_alert=_tell_alert
+        )
         with _stopping(dog):
             if not once:
                 printing.note(
@@ -499,6 +503,18 @@ def watchdog(
     else:
         _tell_sweep(swept)
         printing.note(f"{len(swept.buried):,} workers were dead, {len(swept.taken_back):,} tasks taken back")
+
+
+def _tell_alert(event: str, episode: Episode) -> None:
+    from orchestrator.dashboard.text import clean
+
+    alert = episode.alert
+    subject = str(alert.task_id) if alert.task_id is not None else alert.subject
+    # Cleaned here, before lines are told apart: a name with a line break in it must stay on its line.
+    if event == "begun":
+        printing.note(clean(f"alert {alert.kind}: {subject} {alert.name}: {alert.what}"))
+    else:
+        printing.note(clean(f"alert {alert.kind} is over: {subject} {alert.name}"))
 
 
 def _tell_sweep(swept: Any) -> None:

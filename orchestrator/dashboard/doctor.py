@@ -11,6 +11,7 @@ from typing import Any
 from orchestrator.dashboard import short
 from orchestrator.dashboard.frame import Line, Look, plural, wrapped
 from orchestrator.domain.diagnosis import Check, DatabaseFacts, QueueFacts, SessionFacts
+from orchestrator.repositories.alerting import HookState
 
 OLDEST, NEWEST = 14, 18
 """PostgreSQL major versions that this is tested with."""
@@ -282,6 +283,31 @@ def agents_check(found: Mapping[str, Sequence[tuple[str, str]]]) -> Check:
     return _joined("agents", faults, f"{plural(len(found), 'agent')} configured, each could start here")
 
 
+def hooks_check(found: Mapping[str, Sequence[tuple[str, str]]]) -> Check:
+    """The check of the hooks of alerts as they are configured: by name what would stop each here, with its remedy."""
+    if not found:
+        return Check("hooks", "ok", "none is configured: nobody is told of alerts")
+    faults = [
+        ("warning", f"{name}: {text}", f"{name}: {remedy}")
+        for name, obstacles in found.items()
+        for text, remedy in obstacles
+    ]
+    return _joined("hooks", faults, f"{plural(len(found), 'hook')} configured")
+
+
+def deliveries_check(states: Sequence[HookState]) -> Check:
+    """The check of what hooks have been told: whether it was heard."""
+    faults: list[tuple[str, str, str]] = []
+    for each in states:
+        if not each.waiting and not each.gave_up:
+            continue
+        parts = [f"{each.waiting:,} not heard yet"] if each.waiting else []
+        parts += [f"{each.gave_up:,} given up in the last 30 days"] if each.gave_up else []
+        text = f"{each.hook}: {', '.join(parts)}" + (f" ({each.error})" if each.error else "")
+        faults.append(("warning", text, f"see to what hook {each.hook} reaches; what waits is tried again by itself"))
+    return _joined("deliveries", faults, "what hooks were told was heard")
+
+
 def disk_check(folder: str, free: int) -> Check:
     """The check of the room for the embedded server and for kept outcomes."""
     text = f"{short.size(free)} free for {folder}"
@@ -313,7 +339,9 @@ def render_doctor(checks: Sequence[Check], look: Look) -> list[Line]:
 __all__ = [
     "agents_check",
     "database_checks",
+    "deliveries_check",
     "disk_check",
+    "hooks_check",
     "queue_checks",
     "render_doctor",
     "schema_check",

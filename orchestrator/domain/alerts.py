@@ -76,10 +76,12 @@ DEFAULTS = Thresholds()
 ORDER = (
     "will_not_stop",
     "no_worker",
+    "needs_login",
     "worker_dead",
     "worker_silent",
     "over_budget",
     "queue_not_draining",
+    "breaker_open",
     "failures_spike",
     "long_transaction",
     "lock_hold",
@@ -154,7 +156,10 @@ def _of_agent(now: datetime, agent: AgentRow, thresholds: Thresholds) -> Iterato
     if agent.state != "paused":
         for each in agent.unserved:
             yield _no_worker(agent.name, each)
-        yield from _of_queue(now, agent, thresholds)
+        if agent.state in ("breaker", "login"):
+            yield _held_back(now, agent)  # that its queue does not drain is no news then
+        else:
+            yield from _of_queue(now, agent, thresholds)
     yield from _of_failures(agent, thresholds)
 
 
@@ -167,6 +172,19 @@ def _no_worker(agent: str, unserved: Unserved) -> Alert:
         what = f"no live worker has loaded plan {unserved.plan}, {_tasks(unserved.ready, 'ready')} {verb}"
         command = "orchestrator worker --plan FILE"
     return Alert("no_worker", "agent", agent, what, since=unserved.since, command=command, plan=unserved.plan)
+
+
+def _held_back(now: datetime, agent: AgentRow) -> Alert:
+    """The alert of an agent whose breaker is open, for want of a login or because its provider refuses."""
+    because = f": {agent.state_reason}" if agent.state_reason else ""
+    command = f"orchestrator resume {shlex.quote(agent.name)}"
+    if agent.state == "login":
+        what = f"needs a login{because}"
+        return Alert("needs_login", "agent", agent.name, what, since=agent.state_since, command=command)
+    left = None if agent.state_until is None else (agent.state_until - now).total_seconds()
+    until = "" if left is None else f" for another {_long(max(0.0, left))}"
+    what = f"breaker open{until}{because}"
+    return Alert("breaker_open", "agent", agent.name, what, since=agent.state_since, command=command, heals=True)
 
 
 def _of_queue(now: datetime, agent: AgentRow, thresholds: Thresholds) -> Iterator[Alert]:

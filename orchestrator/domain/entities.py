@@ -423,6 +423,72 @@ class AgentState(Base):
     actor: Mapped[str | None]
 
 
+class AlertEpisode(Base):
+    """An alert from when it was first seen until it was gone; ``subject``, ``name``, ``task_id`` and ``plan`` say of what."""
+
+    __tablename__ = "alerts"
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
+    kind: Mapped[str]
+    key: Mapped[str]
+    subject: Mapped[str]
+    name: Mapped[str]
+    task_id: Mapped[int | None] = mapped_column(BigInteger)
+    plan: Mapped[str | None]
+    what: Mapped[str]
+    command: Mapped[str | None]
+    heals: Mapped[bool] = mapped_column(Boolean, server_default="false")
+    since: Mapped[datetime | None]
+    begun_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    seen_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    ended_at: Mapped[datetime | None]
+
+    __table_args__ = (
+        # AlertRepository.look: an alert that goes on is one episode
+        Index("alerts_open", "kind", "key", unique=True, postgresql_where=text("ended_at IS NULL")),
+        # AlertRepository.look: episodes that are old enough to be forgotten
+        Index("alerts_ended", "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
+        CheckConstraint("ended_at >= begun_at", name="ended_at"),
+    )
+
+
+class AlertDelivery(Base):
+    """What one hook has been told of one episode. ``tries`` is the fence of who tells it now, until ``next_try_at``."""
+
+    __tablename__ = "alert_deliveries"
+
+    alert_id: Mapped[int] = mapped_column(BigInteger, ForeignKey("alerts.id", ondelete="CASCADE"), primary_key=True)
+    hook: Mapped[str] = mapped_column(primary_key=True)
+    next_try_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    tries: Mapped[int] = mapped_column(Integer, server_default="0")
+    failures: Mapped[int] = mapped_column(Integer, server_default="0")
+    begun_told_at: Mapped[datetime | None]
+    ended_told_at: Mapped[datetime | None]
+    gave_up_at: Mapped[datetime | None]
+    error: Mapped[str | None]
+
+    __table_args__ = (
+        # AlertRepository.take: what is still to be told
+        Index(
+            "alert_deliveries_open",
+            "next_try_at",
+            postgresql_where=text("ended_told_at IS NULL AND gave_up_at IS NULL"),
+        ),
+        CheckConstraint("ended_told_at IS NULL OR begun_told_at IS NOT NULL", name="order"),
+    )
+
+
+class AlertLook(Base):
+    """When somebody looked for alerts last: one row, so that one process looks for all."""
+
+    __tablename__ = "alert_looks"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    looked_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+
+    __table_args__ = (CheckConstraint("id = 1", name="id"),)
+
+
 class Audit(Base):
     """Who did what to which task, and why."""
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from orchestrator.domain.entities import Run, Task
-from orchestrator.domain.snapshot import Alert, Count, RunningTask, WorkerRow
+from orchestrator.domain.snapshot import Alert, Count, Episode, RunningTask, WorkerRow
 from orchestrator.domain.words import TaskStatus
 
 USAGE_KEYS = (
@@ -183,6 +183,17 @@ def alert_json(alert: Alert) -> dict[str, Any]:
     return {**asdict(alert), "since": time_json(alert.since)}
 
 
+def episode_json(episode: Episode, event: str) -> dict[str, Any]:
+    """What a hook is told of *episode*: the alert's own keys, and ``event`` (begun or ended) and the episode's times."""
+    return {
+        "event": event,
+        "episode": episode.id,
+        **alert_json(episode.alert),
+        "begun_at": time_json(episode.begun_at),
+        "ended_at": time_json(episode.ended_at) if event == "ended" else None,
+    }
+
+
 def counts_json(pending: Count, running: Count, blocked: Count, waiting: Count) -> dict[str, Any]:
     """The counts of live tasks; ``capped`` when one of them stopped at its cap, and there may be more."""
     counts = {"pending": pending, "running": running, "blocked": blocked, "waiting": waiting}
@@ -193,6 +204,7 @@ __all__ = [
     "USAGE_KEYS",
     "alert_json",
     "counts_json",
+    "episode_json",
     "run_json",
     "running_json",
     "task_json",

@@ -138,6 +138,7 @@ class AgentRow:
     attempts_hour: int | None = None
     usd_hour: float | None = None
     unserved: tuple[Unserved, ...] = ()
+    state_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +160,16 @@ class Alert:
     command: str | None = None
     heals: bool = False
     plan: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One alert from when it was first seen until it was gone. ``ended_at`` is None while it goes on."""
+
+    id: int
+    alert: Alert
+    begun_at: datetime
+    ended_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

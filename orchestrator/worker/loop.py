@@ -34,6 +34,7 @@ from orchestrator.errors import InvalidInput, OrchestratorError
 from orchestrator.liveness import boot_clock, identity
 from orchestrator.metrics import Metrics
 from orchestrator.service import CLAIM_PATIENCE, AgentLike, Orchestrator
+from orchestrator.worker.alerting import Alerter
 from orchestrator.worker.claimer import Claimer
 from orchestrator.worker.desk import Desk
 from orchestrator.worker.exposition import Health, Port, exposed
@@ -69,7 +70,7 @@ class Worker:
     - ``heartbeat``, ``lease``, ``sweep``, ``poll``, ``grace``: seconds; None: as the orchestrator's settings say
     - ``observers``: told what happens; see ``Observer``
     - ``signals``: handle SIGTERM and SIGINT while ``run`` is in the main thread
-    - ``watchdog``: False leaves dead workers to others
+    - ``watchdog``: False leaves dead workers, and alerts and their hooks, to others
     - ``metrics_port``: serve the counters at http://127.0.0.1:PORT/metrics while it runs; also ``HOST:PORT``
     - ``health_port``: answer probes at ``/live`` and ``/ready`` there; may be the same port
 
@@ -105,7 +106,7 @@ class Worker:
         if not self._agents:
             raise InvalidInput("a worker needs an agent to work for", hint="define one in orchestrator.toml")
         self._plan, self._plan_id = plan, plan_id
-        self._signals = signals
+        self._signals, self._watchdog = signals, watchdog
         self._metrics_port, self._health_port = metrics_port, health_port
         self._who = identity()
         self.metrics = Metrics()
@@ -266,18 +267,24 @@ class Worker:
         self._desk.worker = await _in_thread(self._register)
         log.info("worker %s (%s) works with %d slots", self._desk.name, self._desk.worker, self._desk.slots)
         listener = self._hears = self._listener()
+        hooks = self._orchestrator.hooks
+        alerter = Alerter(self._orchestrator, hooks) if hooks and self._watchdog else None
         ticker = asyncio.get_running_loop().call_soon(self._tick)
         try:
             self._heartbeat.begin(self._desk.worker, asked)
             self._recorder.begin()
             self._claimer.begin()
             listener.start()
+            if alerter is not None:
+                alerter.begin()
             if self._stop_before_start is not None:
                 self._drain("told to stop", self._stop_before_start[0])
             await self._until(lambda: self._draining is not None)
             await self._wind_down()
         finally:
             self._claimer.close()
+            if alerter is not None:
+                alerter.close(0.5)
             self._heartbeat.close()
             listener.stop(0.2)
             ticker.cancel()

@@ -27,6 +27,7 @@ from orchestrator.repositories.health import QueueNumbers
 from orchestrator.repositories.runs import Ended
 from orchestrator.repositories.workers import Neighbour
 from orchestrator.service import Orchestrator
+from orchestrator.worker.alerting import Alerter, Tell
 from orchestrator.worker.exposition import Health, Port, exposed
 from orchestrator.worker.spool import Spool
 
@@ -159,6 +160,7 @@ class Watchdog:
 
     ``metrics_port``: while ``run`` goes on, serve its counters and the whole queue's numbers at
     http://127.0.0.1:PORT/metrics; also ``HOST:PORT``. ``health_port``: answer probes at ``/live`` and ``/ready`` there.
+    It looks for alerts and tells the hooks of them; ``on_alert`` hears ``begun`` or ``ended`` of those that it saw itself.
     """
 
     def __init__(
@@ -169,6 +171,7 @@ class Watchdog:
         lease: float | None = None,
         metrics_port: Port | None = None,
         health_port: Port | None = None,
+        on_alert: Tell | None = None,
     ) -> None:
         settings = orchestrator.settings.changed(lease=lease)
         self._orchestrator = orchestrator
@@ -179,6 +182,7 @@ class Watchdog:
         self._swept_again = threading.Event()
         self._metrics_port, self._health_port = metrics_port, health_port
         self._told = _Told(orchestrator)
+        self._alerter = Alerter(orchestrator, orchestrator.hooks, tell=on_alert)
         self._turned = math.inf
         self._every = settings.sweep
         self._away: str | None = "it has not looked yet"
@@ -206,6 +210,7 @@ class Watchdog:
                 self._stopping.wait(min(1.0, self._heartbeat / 2))
                 total.add(sweeper.sweep())
             total.add(sweeper.sweep())
+            self._alerter.once()
             return total
         finally:
             renewals.end()
@@ -234,6 +239,7 @@ class Watchdog:
         worker = self._register(who)
         renewals = _Renewals(self._orchestrator, worker, self._heartbeat, lambda: self._register(who))
         sweeper = Sweeper(self._orchestrator, who, self._swept_again.set)
+        self._alerter.begin()
         try:
             while not self._stopping.is_set():
                 pause = every
@@ -258,6 +264,7 @@ class Watchdog:
                 if not self._stopping.is_set():
                     self._swept_again.clear()
         finally:
+            self._alerter.close()
             renewals.end()
             self._orchestrator.stop_worker(renewals.worker)
 
