@@ -230,6 +230,20 @@ def test_status_at_80_columns() -> None:
     assert cells(got[7]) <= 80
 
 
+def test_status_of_a_socket_is_local() -> None:
+    """A server that is reached by a socket has no host name to show: it is local."""
+    status = {
+        "counts": {"pending": 0, "running": 0, "blocked": 0, "waiting": 0, "capped": False,
+                   "finished": {"done": 0, "failed": 0, "cancelled": 0, "estimate": True}},
+        "agents": [], "running": [], "workers": [], "lock_hold_ms": {}, "alerts": [],
+    }  # fmt: skip
+    server = ServerInfo(
+        "/home/ann/.local/share/orchestrator/postgres/sock", "orchestrator", None, "18.0", "1.0", "0007"
+    )
+    lines = render_status(status, NOW, Look(), server=server, last_hour=(0, 0, 0.0, False))
+    assert shown(lines).splitlines()[0] == "local/orchestrator  PostgreSQL 18.0, orchestrator 1.0, schema 0007"
+
+
 def test_logs_frames_and_lines() -> None:
     """Frame lines say which attempt and how it ended; between them the agent's words stand as they are."""
     look = Look(74)

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from orchestrator.dashboard import short
 from orchestrator.dashboard.frame import NO_LIMIT, Look
 from orchestrator.dashboard.plain import PlainLines, line, running_line
 from orchestrator.dashboard.summary import end_text, render
@@ -222,3 +223,34 @@ def test_plain_lines_carry_no_controls_of_foreign_text() -> None:
     assert text.isprintable()
     assert "\\x1b[2J\\x0d12:00:00 done 101" in text
     assert line(event, ascii=True).isascii()
+
+
+def test_the_total_is_whole_in_a_pipe() -> None:
+    """Where nothing limits the width the line of totals has the plan's name, all counts and all figures."""
+    view = RunView(
+        "a-plan-with-a-name-that-is-longer-than-its-columns",
+        at("12:00:52"),
+        (
+            PlanTask(1, "a", "coder", "done", attempt=1, elapsed=1, spend=Spend(tokens=10, usd=0.5)),
+            PlanTask(2, "b", "coder", "failed", attempt=1, elapsed=1, error=TaskError("transient", None, "no")),
+            PlanTask(3, "c", "coder", "blocked", needs=(2,)),
+        ),
+    )
+    (total,) = (each.text for each in render(view, NOW, Look(NO_LIMIT, 24)) if view.plan in each.text)
+    assert total == f"{view.plan}  1 done · 1 failed · 1 blocked  14m22s  10  $0.50"
+
+
+def test_nothing_is_said_twice() -> None:
+    """A cause that repeats the class is left out, on every line that has both."""
+    error = TaskError("timed_out", "timed_out", "over its budget of 5 seconds")
+    task = PlanTask(1, "a", "coder", "failed", attempt=1, elapsed=5, error=error)
+    view = RunView("p", at("12:00:52"), (task,))
+    drawn = [each.text for each in render(view, NOW, Look(120, 24))]
+    event = RunEvent(
+        NOW, "failed", 1, "a", "coder", 1, error_class="timed_out", cause="timed_out", detail=error.message
+    )
+    for text in (*drawn, line(event)):
+        assert text.count("timed_out") <= 1
+    assert any("timed_out: over its budget of 5 seconds" in text for text in drawn)
+    assert short.reason("timed_out", "timed_out", "over its budget") == "timed_out: over its budget"
+    assert short.reason("permanent", "bad_input", "HTTP 422") == "permanent: bad_input: HTTP 422"

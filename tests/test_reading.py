@@ -210,13 +210,27 @@ def test_lists_read_no_inputs_and_results(made: Making, read: ReadingRepository)
     assert list(whole) == list(found)
 
 
+def test_held_tasks_say_who_holds_them(made: Making, read: ReadingRepository) -> None:
+    """``list`` and ``show`` have the last one who held a task, and the reason; others have no note."""
+    held, other = made.add(), made.add()
+    operations = OperationsRepository(made.engine)
+    operations.hold(TaskFilter(ids=[held]), actor="ann", reason="first")
+    operations.release(TaskFilter(ids=[held]), actor="ann")
+    operations.hold(TaskFilter(ids=[held]), actor="ops", reason="after the freeze")
+    notes = {task["id"]: task.get("note") for task in read.tasks(TaskFilter())[0]}
+    assert notes == {held: "held by ops: after the freeze", other: None}
+    assert read.task(held)["note"] == "held by ops: after the freeze"
+
+
 def test_a_page_without_an_index_looks_through_a_window(
     made: Making, read: ReadingRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rare match behind the window is found by going on, page after page, and no page reads without bound."""
+    """A rare match is found in one page while there is time, else by going on; no statement reads without bound."""
     monkeypatch.setattr(reading, "WINDOW", 10)
     rare = made.add(title="needle")
     made.add_all([NewTask("coder") for _ in range(24)])
+    assert [task["id"] for task in read.tasks(TaskFilter(search="needle"))[0]] == [rare]
+    monkeypatch.setattr(reading, "EMPTY_SECONDS", 0)
     pages = []
     after: int | None = None
     while True:
@@ -225,6 +239,51 @@ def test_a_page_without_an_index_looks_through_a_window(
         if after is None:
             break
     assert pages == [[], [], [rare]]
+
+
+@pytest.mark.parametrize("statuses", [("pending",), ("pending", "failed"), ("blocked", "cancelled"), ("running",)])
+def test_rare_statuses_come_from_their_indexes(
+    made: Making, read: ReadingRepository, monkeypatch: pytest.MonkeyPatch, statuses: tuple[str, ...]
+) -> None:
+    """Old tasks in a rare status are found in one page, in order, each once, however many newer ones are done."""
+    monkeypatch.setattr(reading, "WINDOW", 5)
+    monkeypatch.setattr(reading, "EMPTY_SECONDS", 0)
+    ready, suspect, held, failed, cancelled = (made.add(title="x") for _ in range(5))
+    later = made.add(at=datetime.now(UTC) + timedelta(hours=1), title="x")
+    blocked = made.add(after=(ready,), title="x")
+    running = made.add("other", title="x")
+    made.claim(1, "other")
+    made.query("UPDATE tasks SET lost_count = 1 WHERE id = :id", id=suspect)
+    made.query("UPDATE tasks SET held_at = now() WHERE id IN (:held, :later)", held=held, later=later)
+    ended = "UPDATE tasks SET status = :status, finished_at = now() WHERE id = :id"
+    made.query(ended, status="failed", id=failed)
+    made.query(ended, status="cancelled", id=cancelled)
+    made.add_all([NewTask("coder", title="y") for _ in range(30)])
+    made.query("UPDATE tasks SET status = 'done', finished_at = now() WHERE title = 'y'")
+    by_status = {
+        "pending": {ready, suspect, held, later},
+        "failed": {failed},
+        "cancelled": {cancelled},
+        "blocked": {blocked},
+        "running": {running},
+    }
+    wanted = sorted({id_ for status in statuses for id_ in by_status[status]}, reverse=True)
+    first, following = read.tasks(TaskFilter(statuses=statuses, search="x", limit=1))
+    assert [task["id"] for task in first] == wanted[:1]
+    rest = read.tasks(TaskFilter(statuses=statuses, search="x", after_id=following))[0] if following else []
+    assert [task["id"] for task in [*first, *rest]] == wanted
+
+
+def test_all_statements_of_a_read_see_one_instant(made: Making) -> None:
+    """What is committed between two statements of a read is in neither."""
+    from sqlalchemy import text
+    from sqlalchemy.orm import sessionmaker
+
+    made.add()
+    with bounded(sessionmaker(made.engine)) as session:
+        before = session.scalar(text("SELECT count(*) FROM tasks"))
+        made.add()
+        assert session.scalar(text("SELECT count(*) FROM tasks")) == before == 1
 
 
 def test_reads_are_read_only_and_limited_in_time(engine: Engine) -> None:

@@ -163,6 +163,26 @@ def test_the_last_failures(made: Making, shown: SnapshotRepository) -> None:
     assert (newest.attempt, newest.max_retries, newest.retry_count) == (1, 0, 0)
 
 
+def test_waiting_tasks_are_counted_now_and_then(
+    made: Making, shown: SnapshotRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counts of ready tasks are a few seconds old at most; running tasks are those of this very moment."""
+    made.add("other")
+    made.add_all([NewTask("coder") for _ in range(2)])
+    assert shown.dashboard().ready == Count(3)
+    made.claim()
+    made.add("new")
+    again = shown.dashboard()
+    assert (again.ready, again.running_count) == (Count(3), Count(1))
+    assert [agent.running for agent in again.agents if agent.name == "coder"] == [1]
+    monkeypatch.setattr(snapshots, "COUNT_SECONDS", 0.0)
+    monkeypatch.setattr(shown, "_count_again", 0.0)
+    assert shown.dashboard().ready == Count(3)
+    made.claim()
+    monkeypatch.setattr(shown, "_count_again", 0.0)
+    assert (shown.dashboard().ready, shown.dashboard().running_count) == (Count(2), Count(2))
+
+
 def test_minutes_and_lock_hold(made: Making, shown: SnapshotRepository) -> None:
     """All workers' minutes together, in their places; what is older than an hour has none."""
     holds = [0] * histogram.BUCKETS
@@ -256,7 +276,8 @@ def test_a_plan_in_its_order(made: Making, shown: SnapshotRepository) -> None:
     )
     assert (runs.elapsed, runs.spend, runs.next_attempt_at, runs.held) == (None, Spend(), None, False)
     OperationsRepository(made.engine).hold(TaskFilter(ids=[a]), actor="ops")
-    assert shown.plan_tasks(plan.plan_id)[0].held is True
+    held = shown.plan_tasks(plan.plan_id)[0]
+    assert (held.held, held.note) == (True, "by ops")
     assert shown.plan_tasks(999) == ()
 
 

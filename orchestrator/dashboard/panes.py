@@ -152,7 +152,7 @@ def failures_pane(snapshot: Snapshot, now: datetime, look: Look, most: int) -> l
         line = Line(look).add(f"{short.clock(failure.at, now)} ").symbol("failed").add(f" {failure.task_id:>{ids}} ")
         start = line.width
         line.fill(task_name(failure), names)
-        text = short.detail(failure.cause, failure.message)
+        text = short.detail(failure.cause, failure.message, failure.error_class)
         most_attempts = short.of(failure.attempt, failure.max_retries, failure.retry_count)
         if failure.attempt > 1:
             text += f" ({short.attempt(failure.attempt, most_attempts)})"

@@ -59,7 +59,8 @@ def _facts(event: RunEvent) -> str:
     if kind == "retry":
         return f"retry    {who} {retry_text(event)}"
     if kind == "failed":
-        return " ".join(filter(None, ("failed  ", who, event.error_class, short.detail(event.cause, event.detail))))
+        why = short.detail(event.cause, event.detail, event.error_class)
+        return " ".join(filter(None, ("failed  ", who, event.error_class, why)))
     if kind == "waiting" and event.question is not None:
         question = event.question
         choices = f" {'/'.join(question.choices)}" if question.choices else ""

@@ -419,13 +419,13 @@ def _note(plan: _Plan, task: PlanTask, what: str) -> str:
         left = short.age((task.next_attempt_at - now).total_seconds())
         most = short.of(task.attempt + 1, task.max_retries, task.retry_count)
         error = task.error
-        why = short.detail(error.cause, error.message) or error.error_class if error else ""
+        why = short.detail(error.cause, error.message, error.error_class) or error.error_class if error else ""
         return f"{short.attempt(task.attempt + 1, most)} in {left} {why}".rstrip()
     if what == "not_due" and task.next_attempt_at is not None:
         left = short.coarse((task.next_attempt_at - now).total_seconds())
         return f"not before {short.clock(task.next_attempt_at, now)} (in {left})"
     if what == "held":
-        return f"held{': ' + task.note if task.note else ''}; orchestrator release {task.id}"
+        return f"held{' ' + task.note if task.note else ''}; orchestrator release {task.id}"
     if task.note:
         return task.note
     if plan.in_use >= plan.view.slots:

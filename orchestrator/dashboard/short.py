@@ -175,13 +175,15 @@ def clears(ready: Count, done_hour: int | None) -> str:
 def reason(error_class: str | None, cause: str | None, message: str | None) -> str:
     """Return why something went wrong: ``permanent: bad_input: HTTP 422``.
 
-    A cause that says no more than the message (an exit code, a signal) is left out.
+    A cause that says no more than the message (an exit code, a signal) or the class is left out.
     """
-    return ": ".join(part for part in (error_class, detail(cause, message)) if part)
+    return ": ".join(part for part in (error_class, detail(cause, message, error_class)) if part)
 
 
-def detail(cause: str | None, message: str | None) -> str:
-    """Return cause and message as one text, without saying anything twice."""
+def detail(cause: str | None, message: str | None, error_class: str | None = None) -> str:
+    """Return cause and message as one text, without saying anything twice; *error_class* stands beside it."""
+    if cause == error_class:
+        cause = None
     if not message:
         return cause or ""
     if not cause or cause in ("exit_code", "signal") or message.startswith(cause):

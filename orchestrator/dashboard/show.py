@@ -98,7 +98,7 @@ def note_of(task: Json, now: datetime) -> str:
         at = moment(task.get("next_attempt_at")) or moment(task.get("available_at")) or now
         most = short.of(attempt + 1, retries, int(task.get("retry_count") or 0))
         of = f"{attempt + 1} of {most}" if most else f"attempt {attempt + 1}"
-        why = short.detail(error.get("cause"), error.get("message")) or error.get("class") or note
+        why = short.detail(error.get("cause"), error.get("message"), error.get("class")) or error.get("class") or note
         return f"{of} in {short.age((at - now).total_seconds())}{': ' + why if why else ''}"
     if what == "not_due":
         at = moment(task.get("available_at")) or now
@@ -268,7 +268,7 @@ def _facts(
     facts.append(("created", _times(task, now)))
     error = task.get("error")
     if error:
-        cause = f" {error['cause']}" if error.get("cause") else ""
+        cause = f" {error['cause']}" if error.get("cause") not in (None, "", error.get("class")) else ""
         message = f": {error['message']}" if error.get("message") else ""
         facts.append(("error", f"{error.get('class', '')}{cause}{message}"))
     note = note_of(task, now)
@@ -393,7 +393,7 @@ def render_runs(runs: Sequence[Json], now: datetime, look: Look, *, captions: bo
         started, elapsed = moment(run.get("started_at")), run.get("duration_seconds")
         status = str(run["status"])
         usage = run.get("usage")
-        text = short.detail(run.get("cause"), run.get("message"))
+        text = short.detail(run.get("cause"), run.get("message"), status)
         late = run.get("late")
         if late:
             outcome = late.get("status") if isinstance(late, Mapping) else None
@@ -477,7 +477,8 @@ def render_status(
 
 
 def _server_line(server: ServerInfo, look: Look) -> Line:
-    where = f"{server.host}:{server.port}" if server.port else server.host
+    host = "local" if server.host.startswith("/") else server.host
+    where = f"{host}:{server.port}" if server.port else host
     parts = [f"PostgreSQL {server.version}"] if server.version else []
     parts += [f"orchestrator {server.orchestrator}"] if server.orchestrator else []
     parts += [f"schema {server.schema}"] if server.schema else []

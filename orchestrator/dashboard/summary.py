@@ -31,14 +31,15 @@ def outcome(task: PlanTask, what: str) -> str:
     """Return what became of a task: ``done``, ``permanent: command_not_found``, ``not run: needs review (cancelled)``."""
     error = task.error
     if what == "failed" and error is not None:
-        return ": ".join(part for part in (error.error_class, error.cause or error.message) if part)
+        more = error.message if error.cause in (None, "", error.error_class) else error.cause
+        return ": ".join(part for part in (error.error_class, more) if part)
     if what in ("cancelled", "not_run"):
         word = WORDS.get(what, what)
         return f"{word}: {error.message}" if error and error.message else word
     if what == "waiting":
         return f"waits: {task.question.text}" if task.question else "waits for a person"
     if what == "held":
-        return f"held{': ' + task.note if task.note else ''}"
+        return f"held{' ' + task.note if task.note else ''}"
     return WORDS.get(what, what)
 
 
@@ -183,6 +184,11 @@ def _total(view: RunView, counts: Counter[str], now: datetime, look: Look, place
     room = min((places[key].end - cells(text) for key, text in shown.items()), default=look.width) - 1
     line = Line(look)
     words = f"  {counts_text(counts, look.separator) or 'nothing to do'}"
+    if look.width >= NO_LIMIT and cells(view.plan) + cells(words) > room:  # in a pipe nothing is cut
+        line.add(view.plan, "bold").add(words)
+        for text in shown.values():
+            line.add("  ").add(text)
+        return line
     line.fill(view.plan, max(4, room - cells(words)), "bold").fill(words, room - line.width)
     for key, text in shown.items():
         line.right(text, end=places[key].end)

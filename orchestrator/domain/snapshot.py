@@ -273,8 +273,8 @@ class PlanTask:
     """A task of a plan, as the view and the summary of ``run`` show it.
 
     ``needs`` are the ids that must be done before it. ``here``: this process runs it. ``elapsed`` is how long all its
-    ended attempts took together, in seconds; the running one counts from ``started_at``. ``limited``: its agent has no
-    free slot or is held back, ``note`` says so.
+    ended attempts took together, in seconds; the running one counts from ``started_at``. ``note``: who
+    holds it and why (``by ops: after the freeze``), or what holds its agent back.
     """
 
     id: int

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ARRAY, BigInteger, Engine, cast, func, insert, literal, select
+from sqlalchemy import ARRAY, BigInteger, Engine, any_, cast, func, insert, literal, select
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -59,6 +59,18 @@ class AuditRepository:
                 reason=reason,
                 details=details,
             )
+
+
+def last_entries(session: Session, action: str, ids: Sequence[int]) -> dict[int, tuple[str, str | None]]:
+    """Who did *action* last to each of *ids*, and the reason. Uses audit_task_id; for the few tasks of a screen."""
+    if not ids:
+        return {}
+    rows = session.execute(
+        select(Audit.task_id, Audit.actor, Audit.reason)
+        .where(Audit.task_id == any_(literal(list(ids), ARRAY(BigInteger))), Audit.action == action)
+        .order_by(Audit.id)
+    )
+    return {task_id: (actor, reason) for task_id, actor, reason in rows if task_id is not None}
 
 
 def note(

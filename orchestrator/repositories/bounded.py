@@ -1,4 +1,4 @@
-"""Reads that cannot hurt the queue: read-only, with a time limit, and by indexes wherever there is one."""
+"""Reads that cannot hurt the queue: one picture, read-only, with a time limit, by indexes wherever there is one."""
 
 from __future__ import annotations
 
@@ -23,13 +23,21 @@ _BOUNDS = text(
 )
 
 
+# Told with BEGIN, so it ends with the transaction as well. All statements see one instant: a task that moves between two
+# of them is in neither twice nor nowhere.
+_ONE_PICTURE = {"isolation_level": "REPEATABLE READ"}
+
+
 @contextmanager
 def bounded(sessions: sessionmaker[Session], seconds: float = SECONDS, *, scan: bool = False) -> Iterator[Session]:
-    """A read-only transaction whose statements may take *seconds* each; with *scan* it may read whole tables.
+    """A read-only transaction whose statements all see the same instant and may take *seconds* each.
+
+    With *scan* it may read whole tables.
 
     Raises DatabaseUnavailable, with the server's error as its cause, for a statement that takes longer.
     """
     with sessions() as session:
+        session.connection(execution_options=_ONE_PICTURE)
         session.execute(_BOUNDS, {"timeout": f"{int(seconds * 1000)}ms", "scan": "on" if scan else "off"})
         try:
             yield session

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ARRAY, BigInteger, ColumnElement, Text, any_, literal, or_, select
+from sqlalchemy import ARRAY, BigInteger, ColumnElement, Select, Text, any_, literal, or_, select, text, union_all
 
 from orchestrator.domain.entities import Plan, Task
 from orchestrator.domain.storable import check_text
@@ -72,7 +72,7 @@ def conditions(wanted: TaskFilter) -> list[ColumnElement[bool]]:
         found.append(Task.status.in_(_words(wanted.statuses)))
     if wanted.plan is not None:
         # By id, for the index tasks_of_plan; tasks that were replaced by a later submission are shown as well.
-        found.append(Task.plan_id.in_(select(Plan.id).where(Plan.name == wanted.plan)))
+        found.append(Task.plan_id == select(Plan.id).where(Plan.name == wanted.plan).scalar_subquery())
     if wanted.agents:
         found.append(Task.agent == any_(literal(list(wanted.agents), ARRAY(Text))))
     if wanted.tags:
@@ -89,10 +89,49 @@ def conditions(wanted: TaskFilter) -> list[ColumnElement[bool]]:
     return found
 
 
-def narrow(wanted: TaskFilter) -> bool:
-    """Whether an index finds the tasks of *wanted* in id order, so that nothing else has to be read."""
-    indexed = {TaskStatus.RUNNING, TaskStatus.FAILED, TaskStatus.CANCELLED}
-    return bool(wanted.ids) or wanted.plan is not None or (bool(wanted.statuses) and set(wanted.statuses) <= indexed)
+def indexed(wanted: TaskFilter) -> bool:
+    """Whether an index has the tasks of *wanted* in id order by themselves: those of a plan, those named by ids."""
+    return bool(wanted.ids) or wanted.plan is not None
+
+
+def by_status(
+    statuses: Iterable[TaskStatus], where: Sequence[ColumnElement[bool]], limit: int | None = None
+) -> Select[Any]:
+    """The ids of tasks in *statuses*, of which ``done`` may be none, that hold *where*: newest first with *limit*.
+
+    Each place comes from its partial index, so that the cost is that of the tasks in these statuses, whatever the
+    history: tasks_failed, tasks_cancelled, tasks_running, tasks_parked, and for what is pending tasks_ready,
+    tasks_suspect, tasks_not_due and tasks_held. Without a limit in id order.
+    """
+    parts = []
+    for place in (place for status in statuses for place in _PLACES[status]):
+        part = select(Task.id).where(text(place), *where)
+        if limit is not None and place in _IN_ID_ORDER:
+            parts.append(part.order_by(Task.id.desc()).limit(limit))
+        else:
+            # The LIMIT keeps the planner from walking all tasks by id for the order outside.
+            parts.append(part.limit(ALL))
+    found = union_all(*(part.subquery().select() for part in parts)).subquery()
+    ids = select(found.c.id)
+    return ids.order_by(found.c.id) if limit is None else ids.order_by(found.c.id.desc()).limit(limit)
+
+
+ALL = 2**62
+_READY = "tasks.status = 'pending' AND tasks.due AND tasks.held_at IS NULL AND tasks.lost_count"
+_PLACES: dict[TaskStatus, tuple[str, ...]] = {
+    TaskStatus.PENDING: (
+        f"{_READY} = 0",
+        f"{_READY} > 0",
+        "tasks.status = 'pending' AND NOT tasks.due",
+        "tasks.status = 'pending' AND tasks.held_at IS NOT NULL AND tasks.due",
+    ),
+    **{
+        status: (f"tasks.status = '{status.value}'",)
+        for status in TaskStatus
+        if status not in (TaskStatus.PENDING, TaskStatus.DONE)
+    },
+}
+_IN_ID_ORDER = {_PLACES[status][0] for status in (TaskStatus.RUNNING, TaskStatus.FAILED, TaskStatus.CANCELLED)}
 
 
 def _words(statuses: Sequence[str]) -> list[Any]:
@@ -100,4 +139,4 @@ def _words(statuses: Sequence[str]) -> list[Any]:
     return [literal(TaskStatus(status).value, literal_execute=True) for status in dict.fromkeys(statuses)]
 
 
-__all__ = ["LIMIT", "TaskFilter", "conditions", "narrow"]
+__all__ = ["LIMIT", "TaskFilter", "by_status", "conditions", "indexed"]

@@ -7,6 +7,7 @@ a cancel that was accepted ends as cancelled, whatever the agent does a moment l
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -39,11 +40,14 @@ from orchestrator.domain.words import ENDED, LIVE, OutcomeClass, TaskStatus
 from orchestrator.errors import Conflict, InvalidInput, NotFound
 from orchestrator.repositories.adding import lock_keys
 from orchestrator.repositories.audit import note
-from orchestrator.repositories.filters import TaskFilter, conditions
+from orchestrator.repositories.bounded import bounded
+from orchestrator.repositories.filters import ALL, TaskFilter, by_status, conditions, indexed
 from orchestrator.repositories.settling import below, close_families
 
 BATCH = 500
 """Tasks of one transaction."""
+FIND_SECONDS = 60.0
+"""Longest time for finding the tasks that filters mean."""
 TRIES = 6
 """How often a batch is tried when other sessions' locks or keys get in its way."""
 REASON_MAX = 10_000
@@ -187,7 +191,7 @@ class OperationsRepository:
 
         def batch(session: Session, ids: Sequence[int], match: ColumnElement[bool]) -> Changed:
             changed = Changed(action, dry_run)
-            for row in _lock(session, ids, match, so_already.label("so_already")):
+            for row in _lock(session, ids, match, so_already.label("so_already"), dry_run=dry_run):
                 status = TaskStatus(row.status)
                 if status not in possible:
                     _skip(changed, row.id, status, f"is {status.value}", one, action)
@@ -223,11 +227,18 @@ class OperationsRepository:
             self._require(wanted.ids)
         total = Changed(action, dry_run)
         last, left = 0, wanted.limit
+        some = None if indexed(wanted) else self._some(wanted, possible, extra)
 
         def do() -> tuple[Changed | None, int, int]:
             with self._sessions() as session:
-                size = BATCH if left is None else min(BATCH, left)
-                ids = session.scalars(select(Task.id).where(match, Task.id > last).order_by(Task.id).limit(size)).all()
+                # A dry run locks nothing, so it may look at more at once.
+                size = min(10 * BATCH if dry_run else BATCH, ALL if left is None else left)
+                if some is not None:
+                    start = bisect.bisect_right(some, last)
+                    ids: Sequence[int] = some[start : start + size]
+                else:
+                    following = select(Task.id).where(match, Task.id > last).order_by(Task.id).limit(size)
+                    ids = session.scalars(following).all()
                 if not ids:
                     return None, last, 0
                 changed = batch(session, ids, match)
@@ -244,6 +255,19 @@ class OperationsRepository:
             total.add(changed)
             left = None if left is None else left - number
         return total
+
+    def _some(
+        self, wanted: TaskFilter, possible: Collection[TaskStatus], extra: Iterable[ColumnElement[bool]]
+    ) -> list[int] | None:
+        """The ids of all tasks that *wanted* means now, ascending; None where only a walk through all tasks knows them.
+
+        One by one they are judged again under their locks.
+        """
+        statuses = {TaskStatus(status) for status in wanted.statuses} or set(possible)
+        if TaskStatus.DONE in statuses:
+            return None
+        with bounded(self._sessions, FIND_SECONDS) as session:
+            return list(session.scalars(by_status(sorted(statuses), [*conditions(wanted), *extra])))
 
     def _require(self, ids: Sequence[int]) -> None:
         with self._sessions() as session:
@@ -283,7 +307,7 @@ def _cancel(
     if not dry_run:
         # The whole family at once and in id order: closing it later would take locks in another order than others do.
         _lock(session, sorted({*ids, *_descendants(session, ids)}), true())
-    for row in _lock(session, ids, match, Task.cancel_requested_at):
+    for row in _lock(session, ids, match, Task.cancel_requested_at, dry_run=dry_run):
         status = TaskStatus(row.status)
         if status is TaskStatus.CANCELLED or (status is TaskStatus.RUNNING and row.cancel_requested_at is not None):
             changed.already.append(row.id)
@@ -360,7 +384,8 @@ def _retry(
         family |= _revivable(session, ids)
         keys = _keys(session, sorted(asked | family))
         # Before any row: whoever adds a task with one of these keys takes them in this order, too.
-        lock_keys(session, keys)
+        if not dry_run:
+            lock_keys(session, keys)
         needs = _parents(session, asked | family)
         # The parents as well: one that ends in this moment waits for us, and then sees its child blocked again.
         rows = {
@@ -374,6 +399,7 @@ def _retry(
                 Task.superseded_at,
                 Task.unique_key,
                 Task.plan,
+                dry_run=dry_run,
             )
         }
         if not rows:
@@ -515,14 +541,15 @@ def _live_twins(session: Session, keys: Sequence[str]) -> dict[str, int]:
 # -- the parts ----------------------------------------------------------------------------------------------------
 
 
-def _lock(session: Session, ids: Sequence[int], match: ColumnElement[bool], *columns: Any) -> Sequence[Row[Any]]:
-    """The rows of *ids* that (still) match, locked in id order, as they are after any wait for their locks."""
-    return session.execute(
-        select(Task.id, Task.status, Task.agent, *columns)
-        .where(_is_one_of(ids), match)
-        .order_by(Task.id)
-        .with_for_update(key_share=True, of=Task)
-    ).all()
+def _lock(
+    session: Session, ids: Sequence[int], match: ColumnElement[bool], *columns: Any, dry_run: bool = False
+) -> Sequence[Row[Any]]:
+    """The rows of *ids* that (still) match, locked in id order, as they are after any wait for their locks.
+
+    A dry run only reads them.
+    """
+    rows = select(Task.id, Task.status, Task.agent, *columns).where(_is_one_of(ids), match).order_by(Task.id)
+    return session.execute(rows if dry_run else rows.with_for_update(key_share=True, of=Task)).all()
 
 
 def _skip(changed: Changed, id_: int, status: TaskStatus, why: str, one: bool, action: str) -> None:

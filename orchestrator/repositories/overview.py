@@ -18,10 +18,11 @@ from sqlalchemy.orm import Session
 
 from orchestrator.domain import histogram, snapshot
 from orchestrator.domain.alerts import Thresholds, alerts
-from orchestrator.domain.entities import AgentState, Audit, Minute, Run, Task, WorkerRow
+from orchestrator.domain.entities import AgentState, Minute, Run, Task, WorkerRow
 from orchestrator.domain.outcome import Budget
 from orchestrator.domain.snapshot import AgentRow, Alert, Count, LockHold, RunningTask, Spend, Unserved
 from orchestrator.domain.words import OnLimit, TaskStatus
+from orchestrator.repositories.audit import last_entries
 from orchestrator.repositories.claims import ROUTE_SEPARATOR
 from orchestrator.repositories.keys import base_route
 
@@ -120,8 +121,8 @@ def read_running(session: Session, limit: int = 200) -> tuple[list[RunningTask],
     number = count(session, select(literal(1)).where(Task.status == _RUNNING))
     earlier = spent(session, [row.id for row in rows if row.attempt > 1])
     cancelled = [row.id for row in rows if row.cancel_requested_at is not None]
-    by = _cancelled_by(session, cancelled) if cancelled else {}
-    return [_running(row, earlier.get(row.id), by.get(row.id)) for row in rows], number
+    by = last_entries(session, "cancel", cancelled)
+    return [_running(row, earlier.get(row.id), by.get(row.id, (None,))[0]) for row in rows], number
 
 
 _RUNNING_COLUMNS = (
@@ -184,17 +185,10 @@ def _running(row: Any, earlier: Spend | None, cancelled_by: str | None) -> Runni
     )
 
 
-def _cancelled_by(session: Session, ids: Sequence[int]) -> dict[int, str]:
-    """Who asked last to cancel each of *ids*. Uses audit_task_id."""
-    return {
-        task_id: actor
-        for task_id, actor in session.execute(
-            select(Audit.task_id, Audit.actor)
-            .where(Audit.task_id == any_(literal(list(ids), ARRAY(BigInteger))), Audit.action == "cancel")
-            .order_by(Audit.id)
-        )
-        if task_id is not None
-    }
+def held_by(session: Session, ids: Sequence[int]) -> dict[int, str]:
+    """Who holds each of *ids* and why, as far as the audit trail knows: ``by ops: after the freeze``."""
+    found = last_entries(session, "hold", ids)
+    return {task_id: f"by {actor}" + (f": {reason}" if reason else "") for task_id, (actor, reason) in found.items()}
 
 
 def spent(session: Session, ids: Sequence[int]) -> dict[int, Spend]:
@@ -274,10 +268,27 @@ class AgentWork:
 
 
 def read_work(session: Session) -> dict[str, AgentWork]:
-    """The live tasks by agent.
+    """The live tasks by agent, running ones too."""
+    work = read_queue(session)
+    count_running(session, work)
+    return work
+
+
+def count_running(session: Session, work: dict[str, AgentWork]) -> None:
+    """Set how many tasks of each agent run, in *work*. Uses tasks_running."""
+    for each in work.values():
+        each.running = 0
+    for agent, number in session.execute(
+        select(Task.agent, func.count()).where(Task.status == _RUNNING).group_by(Task.agent)
+    ):
+        work.setdefault(agent, AgentWork()).running = number
+
+
+def read_queue(session: Session) -> dict[str, AgentWork]:
+    """The live tasks by agent, but for those that run.
 
     Ready tasks are counted by route, each up to CAP, jumping from route to route in the index tasks_ready; the other
-    kinds together up to CAP each, from tasks_suspect, tasks_not_due, tasks_held, tasks_parked and tasks_running.
+    kinds together up to CAP each, from tasks_suspect, tasks_not_due, tasks_held and tasks_parked.
     """
     work: dict[str, AgentWork] = {}
 
@@ -304,10 +315,6 @@ def read_work(session: Session) -> dict[str, AgentWork]:
     for agent, kind, number, capped in session.execute(_LATER, {"cap": CAP}):
         mine = of(agent)
         setattr(mine, kind, plus(getattr(mine, kind), Count(number, capped)))
-    for agent, number in session.execute(
-        select(Task.agent, func.count()).where(Task.status == _RUNNING).group_by(Task.agent)
-    ):
-        of(agent).running = number
     return work
 
 

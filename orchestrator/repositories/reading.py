@@ -6,6 +6,8 @@ queue. Lists are paged by key and read neither inputs nor results unless they ar
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
@@ -30,11 +32,16 @@ from orchestrator.domain.words import ENDED, TaskStatus
 from orchestrator.errors import InvalidInput, NotFound
 from orchestrator.repositories import overview
 from orchestrator.repositories.bounded import bounded
-from orchestrator.repositories.filters import LIMIT, TaskFilter, conditions, narrow
+from orchestrator.repositories.filters import LIMIT, TaskFilter, by_status, conditions, indexed
 from orchestrator.repositories.overview import AgentWork
 
-WINDOW = 100_000
-"""Tasks that one page looks through when no index knows its filter; the next page goes on behind them."""
+WINDOW = 20_000
+"""Ids that one statement looks through when no index knows its filter."""
+PAGE_SECONDS = 1.0
+EMPTY_SECONDS = 5.0
+"""How long a page goes on looking, window after window, and as long as it is empty; the next page goes on behind them."""
+DENSE_WINDOWS = 2
+"""Windows after which tasks of a status that has an index are looked for there: they are rare among the newest."""
 
 COSTS_SECONDS = 60.0
 """Longest time for adding up costs: the one read that goes through history."""
@@ -104,32 +111,24 @@ class ReadingRepository:
     def tasks(self, wanted: TaskFilter, *, full: bool = False) -> tuple[list[dict[str, Any]], int | None]:
         """Task objects, newest first, and the id to go on behind (None: there are no more).
 
-        Without *full*, ``input`` and ``result`` are null and not read. When no index knows the filter, a page looks
-        through 100,000 tasks at most: it may then be short, even empty, and still name the id to go on behind.
-        Raises InvalidInput.
+        Without *full*, ``input`` and ``result`` are null and not read. When no index knows the filter, a page goes
+        through the newest tasks for a second (for five while it has none): it may then be short, even empty, and still
+        name the id to go on behind. Raises InvalidInput.
         """
         limit = wanted.checked().limit or LIMIT
-        where = conditions(wanted)
         with bounded(self._sessions) as session:
-            floor = None
-            if where and not narrow(wanted):
-                floor = _window_end(session, wanted.after_id)
-            statement = select(Task).order_by(Task.id.desc()).limit(limit + 1)
-            if wanted.after_id is not None:
-                statement = statement.where(Task.id < wanted.after_id)
-            if floor is not None:
-                statement = statement.where(Task.id >= floor)
+            ids, floor = _page(session, wanted, limit + 1)
+            statement = select(Task).where(Task.id == any_(_array(ids[:limit]))).order_by(Task.id.desc())
             if not full:
                 statement = statement.options(
                     defer(Task.input, raiseload=True),
                     defer(Task.params, raiseload=True),
                     defer(Task.result, raiseload=True),
                 )
-            rows = session.scalars(statement.where(*where)).all()
-            page = rows[:limit]
+            page = session.scalars(statement).all() if ids else []
             found = _objects(session, page, full=full)
-        if len(rows) > limit:
-            return found, page[-1].id
+        if len(ids) > limit:
+            return found, ids[limit - 1]
         return found, floor
 
     # -- the whole queue ------------------------------------------------------------------------------------------
@@ -258,14 +257,42 @@ def _status(session: Session, task_id: int) -> TaskStatus:
     return TaskStatus(found)
 
 
-def _window_end(session: Session, after_id: int | None) -> int | None:
-    """The id of the last task that a page may look at; None when all the rest is within the window."""
-    ids = select(Task.id).order_by(Task.id.desc())
-    if after_id is not None:
-        ids = ids.where(Task.id < after_id)
-    # An index-only walk: finding where the window ends costs a fraction of what looking through it does.
-    end = session.scalar(ids.offset(WINDOW - 1).limit(1))
-    return end
+def _page(session: Session, wanted: TaskFilter, number: int) -> tuple[list[int], int | None]:
+    """The *number* newest ids of *wanted*, and the id behind which to go on when time was over before that many."""
+    where = conditions(wanted)
+    if wanted.after_id is not None:
+        where.append(Task.id < wanted.after_id)
+    newest = select(Task.id).order_by(Task.id.desc()).limit(number)
+    if indexed(wanted) or not conditions(wanted):
+        return list(session.scalars(newest.where(*where))), None
+    statuses = {TaskStatus(status) for status in wanted.statuses}
+    somewhere = bool(statuses) and TaskStatus.DONE not in statuses
+    if somewhere and statuses <= _NARROW:
+        return list(session.scalars(by_status(sorted(statuses), where, number))), None
+    ids: list[int] = []
+    floor = wanted.after_id
+    began = time.monotonic()
+    for windows in itertools.count(1):
+        # From id to id, with a jump over what was removed: no window has more rows than ids.
+        top = session.scalar(select(func.max(Task.id)).where(*([] if floor is None else [Task.id < floor])))
+        if top is None:
+            return ids, None
+        floor = max(0, top - WINDOW + 1)
+        window = newest.where(*where, Task.id >= floor, Task.id <= top).limit(number - len(ids))
+        ids += session.scalars(window)
+        if len(ids) >= number:
+            return ids, None
+        over = time.monotonic() - began > (PAGE_SECONDS if ids else EMPTY_SECONDS)
+        if somewhere and (over or windows >= DENSE_WINDOWS):
+            rest = by_status(sorted(statuses), [*where, Task.id < floor], number - len(ids))
+            return [*ids, *session.scalars(rest)], None
+        if over:
+            return ids, floor
+    raise AssertionError("unreachable")
+
+
+_NARROW = {TaskStatus.RUNNING, TaskStatus.FAILED, TaskStatus.CANCELLED}
+"""Statuses whose index has them in id order."""
 
 
 def _objects(session: Session, tasks: Sequence[Task], *, full: bool) -> list[dict[str, Any]]:
@@ -280,7 +307,8 @@ def _objects(session: Session, tasks: Sequence[Task], *, full: bool) -> list[dic
     ):
         parents.setdefault(task_id, []).append(parent)
     usage = _usage(session, ids)
-    return [
+    held = overview.held_by(session, [task.id for task in tasks if task.held_at is not None])
+    found = [
         task_json(
             task,
             depends_on=parents.get(task.id, ()),
@@ -289,6 +317,10 @@ def _objects(session: Session, tasks: Sequence[Task], *, full: bool) -> list[dic
         )
         for task in tasks
     ]
+    for each in found:
+        if each["id"] in held:
+            each["note"] = f"held {held[each['id']]}"
+    return found
 
 
 def _usage(session: Session, ids: Sequence[int]) -> dict[int, dict[str, Any]]:

@@ -5,15 +5,18 @@ No connection is held between two snapshots. All reads are bounded: see ``overvi
 
 from __future__ import annotations
 
+import math
+import threading
 import time
+from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Engine, func, select, text
+from sqlalchemy import Engine, func, or_, select, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from orchestrator.database.schema import VERSION_TABLE
 from orchestrator.domain.alerts import DEFAULTS, Thresholds
-from orchestrator.domain.entities import Dependency, Run, Task
+from orchestrator.domain.entities import AgentState, Dependency, Run, Task
 from orchestrator.domain.snapshot import Failure, PlanTask, ServerInfo, Snapshot, TaskError
 from orchestrator.domain.words import TaskStatus
 from orchestrator.repositories import overview
@@ -21,6 +24,8 @@ from orchestrator.repositories.bounded import bounded
 
 RUNNING = 200
 """Running tasks on a screen."""
+COUNT_SECONDS = 5.0
+"""How old the counts of waiting tasks may be: the one read whose cost grows with the queue."""
 ALERTS = 50
 FAILURES = 20
 
@@ -31,6 +36,9 @@ class SnapshotRepository:
     def __init__(self, engine: Engine, thresholds: Thresholds = DEFAULTS) -> None:
         self._sessions = sessionmaker(engine, expire_on_commit=False)
         self._thresholds = thresholds
+        self._counting = threading.Lock()
+        self._counted: dict[str, overview.AgentWork] = {}
+        self._count_again = -math.inf
 
     def dashboard(self, *, version: str | None = None, kill_grace: float = 2.0) -> Snapshot:
         """The whole queue at one instant. *version* is that of this program, for the header.
@@ -42,7 +50,7 @@ class SnapshotRepository:
             now = overview.database_now(session)
             workers = overview.read_workers(session, now)
             running, running_count = overview.read_running(session, RUNNING)
-            work = overview.read_work(session)
+            work = self._counts(session)
             agents = overview.read_agents(session, work, workers, now)
             server = _server(session, version)
             failures = _failures(session)
@@ -74,6 +82,18 @@ class SnapshotRepository:
             read_seconds=time.perf_counter() - began,
         )
 
+    def _counts(self, session: Session) -> dict[str, overview.AgentWork]:
+        """The live tasks by agent. Those that wait are counted anew every COUNT_SECONDS, or less often if it takes long."""
+        with self._counting:
+            began = time.monotonic()
+            if began >= self._count_again:
+                self._counted = overview.read_queue(session)
+                ended = time.monotonic()
+                self._count_again = began + max(COUNT_SECONDS, 10 * (ended - began))
+            work = {name: replace(each) for name, each in self._counted.items()}
+        overview.count_running(session, work)
+        return work
+
     def server(self, *, version: str | None = None) -> ServerInfo:
         """Which database this is."""
         with bounded(self._sessions) as session:
@@ -102,7 +122,24 @@ class SnapshotRepository:
                 ).all()
             )
             spent = overview.spent(session, ids)
-        return tuple(_plan_task(row, needs.get(row.id, ()), elapsed.get(row.id), spent.get(row.id)) for row in rows)
+            held = overview.held_by(session, [row.id for row in rows if row.held_at is not None])
+            paused = set(session.scalars(_PAUSED))
+        return tuple(
+            _plan_task(
+                row,
+                needs.get(row.id, ()),
+                elapsed.get(row.id),
+                spent.get(row.id),
+                held.get(row.id) or (f"agent {row.agent} is paused" if row.agent in paused else None),
+            )
+            for row in rows
+        )
+
+
+_PAUSED = select(AgentState.name).where(
+    AgentState.paused_at.is_not(None),
+    or_(AgentState.paused_until.is_(None), AgentState.paused_until > func.clock_timestamp()),
+)
 
 
 _PLAN_COLUMNS = (
@@ -136,7 +173,7 @@ _PLAN_COLUMNS = (
 )
 
 
-def _plan_task(row: Any, needs: Any, elapsed: float | None, spent: Any) -> PlanTask:
+def _plan_task(row: Any, needs: Any, elapsed: float | None, spent: Any, note: str | None) -> PlanTask:
     later = row.status == TaskStatus.PENDING and not row.due
     running = row.status == TaskStatus.RUNNING
     return PlanTask(
@@ -161,6 +198,7 @@ def _plan_task(row: Any, needs: Any, elapsed: float | None, spent: Any) -> PlanT
         last_output_at=row.last_output_at,
         cancel_requested_at=row.cancel_requested_at,
         error=None if row.error_class is None else TaskError(row.error_class, row.error_cause, row.error_message),
+        note=note if row.status == TaskStatus.PENDING else None,
     )
 
 
