@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
+from orchestrator.agents import workspaces
 from orchestrator.agents.building import build
 from orchestrator.agents.functions import AgentFunction
 from orchestrator.agents.protocol import Agent, Live, Stop
@@ -514,6 +515,33 @@ class Orchestrator:
         """Give tasks back as ``interrupted``; return how many still were this worker's."""
         return transient(lambda: self._tasks.hand_back(worker, held, reason), give_up_after=0)
 
+    def workspaces(
+        self, *, remove: bool = False, older_than: float = 0.0, force: Sequence[str] = (), abandoned: bool = False
+    ) -> list[workspaces.Found]:
+        """The workspaces on this host, each with the reason why it must stay; with *remove* those without are removed.
+
+        *force* names some that are removed with what is in them, unless a task or a process works there. *abandoned*:
+        only what an attempt that was killed, or had succeeded, left behind.
+        """
+        found = list(workspaces.look(lambda _: None))
+        records = [each.record for each in found if each.record is not None]
+        if abandoned:
+            records = [record for record in records if record.ended in (None, OutcomeClass.DONE.value)]
+        if not records:
+            return [] if abandoned else found
+        known = self.reading.workspaces([(each.name, each.task, each.attempt, each.worker) for each in records])
+
+        def judge(record: workspaces.Record) -> str | None:
+            return known.get(record.name, "no task of this queue knows it")
+
+        if not remove:
+            return list(workspaces.look(judge, older_than=older_than))
+        return [
+            workspaces.tidy(each.folder, judge, older_than=older_than, force=each.folder.name in force)
+            for each in found
+            if not abandoned or each.record in records
+        ]
+
     def idle(self, agents: Sequence[Known], plan_id: int | None = None) -> bool:
         """Whether no task of *agents* runs anywhere, is due, or waits for a retry."""
         return transient(lambda: self._tasks.idle(agents, plan_id), give_up_after=0)
@@ -597,6 +625,8 @@ class _Quiet:
     def usage(self, usage: Usage) -> None: ...
 
     def session(self, session: str) -> None: ...
+
+    def workspace(self, told: dict[str, Any]) -> None: ...
 
     def activity(self, what: str | None) -> None: ...
 

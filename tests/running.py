@@ -29,6 +29,7 @@ class Heard:
         self.progressed: list[tuple[float | None, str | None]] = []
         self.used: list[Usage] = []
         self.sessions: list[str] = []
+        self.spaces: list[dict[str, Any]] = []
         self.activities: list[str | None] = []
 
     def write(self, kind: str, text: str, size: int | None = None) -> None:
@@ -47,6 +48,9 @@ class Heard:
 
     def activity(self, what: str | None) -> None:
         self.activities.append(what)
+
+    def workspace(self, told: dict[str, Any]) -> None:
+        self.spaces.append(told)
 
     def text(self, kind: str = "stdout") -> str:
         return "".join(text for each, text in self.written if each == kind)

@@ -32,12 +32,12 @@ from tests.making import Making
 TASK = (
     "id agent title status priority attempt retry_count lost_count max_retries retry budget {seconds tokens usd turns"
     " on_limit} available_at created_at started_at finished_at claimed_by cancel_requested_at held_at plan name depends_on"
-    " unique_key concurrency_key tags input result error {class cause message} next_attempt_at usage session"
+    " unique_key concurrency_key tags input result error {class cause message} next_attempt_at usage session workspace"
 )
 RUN = (
     "id task_id attempt status error_class cause message exit_code signal worker host started_at finished_at"
     " recorded_at duration_seconds result late usage {input_tokens output_tokens total_tokens cost_usd cost_source counter"
-    " complete} session transcript {bytes dropped_bytes replaced} notes"
+    " complete} session transcript {bytes dropped_bytes replaced} notes workspace"
 )
 NOON = datetime(2030, 5, 1, 12, 0, tzinfo=timezone(timedelta(hours=2)))
 

@@ -291,6 +291,7 @@ def upgrade() -> None:
         sa.Column("last_output_at", postgresql.TIMESTAMP(timezone=True), nullable=True),
         sa.Column("meter", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True),
         sa.Column("live_usage", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True),
+        sa.Column("workspace", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True),
         sa.CheckConstraint(
             "(finished_at IS NOT NULL) = (status IN ('done', 'failed', 'cancelled'))",
             name=op.f("tasks_finished_at_check"),
@@ -448,6 +449,7 @@ def upgrade() -> None:
         sa.Column("transcript_dropped_bytes", sa.BigInteger(), nullable=True),
         sa.Column("transcript_replaced", sa.Boolean(), nullable=True),
         sa.Column("notes", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True),
+        sa.Column("workspace", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True),
         sa.CheckConstraint(
             "status IN ('done', 'transient', 'rate_limited', 'unauthenticated', 'permanent', 'timed_out', 'stalled', 'over_budget', 'suspended', 'cancelled', 'interrupted', 'lost')",
             name=op.f("runs_status_check"),

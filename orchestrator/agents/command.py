@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import os
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from orchestrator.agents.readers import EventsFile, make_reader, merge
 from orchestrator.agents.redact import Secrets
 from orchestrator.agents.telling import Output, Telling
 from orchestrator.agents.verdict import verdict
+from orchestrator.agents.workspaces import MADE, Unusable, Workspace, open_workspace
 from orchestrator.domain.given import AgentDefinition
 from orchestrator.domain.outcome import Claim, Outcome, TranscriptSize
 from orchestrator.domain.words import OutcomeClass
@@ -41,7 +43,7 @@ _FIRST_TICK = 0.25
 _LONGEST_TICK = 1.0
 _REST_PAUSE = 0.1
 _PROMPTS = ("stdin", "argument", "file")
-_WORKSPACES = ("none", "directory", "temporary")
+_WORKSPACES = ("none", "directory", *MADE)
 
 
 class CommandAgent:
@@ -66,12 +68,6 @@ class CommandAgent:
             )
         if definition.prompt not in _PROMPTS:
             raise InvalidInput(f"{where}: prompt must be one of {', '.join(_PROMPTS)}, found {definition.prompt!r}")
-        if definition.workspace == "worktree":
-            raise InvalidInput(
-                f"{where}: workspace: worktree is not supported yet",
-                hint="use directory or temporary, and let the command itself run git worktree add",
-                agent=definition.name,
-            )
         if definition.workspace not in _WORKSPACES:
             raise InvalidInput(
                 f"{where}: workspace must be one of {', '.join(_WORKSPACES)}, found {definition.workspace!r}"
@@ -105,6 +101,13 @@ class CommandAgent:
         given = self._definition
         return AgentDefaults(given.max_retries, given.retry, given.budget, given.model)
 
+    @property
+    def shared_directory(self) -> Callable[[str | None], str] | None:
+        """For workspace: directory, from a task's ``dir`` to the real path that no two of its tasks use at once."""
+        if self._definition.workspace != "directory":
+            return None
+        return lambda given: os.path.realpath(self._directory(given) or "")
+
     def describe(self) -> dict[str, Any]:
         """What it is, for people: the template of its command and the names of its variables, no values."""
         given = self._definition
@@ -133,23 +136,51 @@ class CommandAgent:
         """Run the command for *claim*; see ``Agent.execute``."""
         if stop.reason is not None:  # asked to end before it began
             return Outcome(status=stop.reason, cause=str(stop.reason), message=stop.message)
+        given = self._definition
+        try:
+            space = await open_workspace(
+                given.workspace,
+                self._directory(claim.dir),
+                task=claim.task_id,
+                attempt=claim.attempt,
+                agent=given.name,
+                worker=str(claim.claimed_by),
+                before=claim.workspace,
+                again=given.session != "fresh",
+            )
+        except Unusable as error:
+            status = OutcomeClass.TRANSIENT if error.passing else OutcomeClass.PERMANENT
+            return Outcome(status, cause=error.cause, message=f"agent {given.name!r}: {error.message}")
+        try:
+            if (told := space.told()) is not None:
+                live.workspace(told)
+            outcome = await self._attempts(claim, live, stop, space)
+            told, notes = await space.close(outcome)
+        finally:
+            space.release()
+        return replace(outcome, workspace=told, notes=(*outcome.notes, *notes))
+
+    async def _attempts(self, claim: Claim, live: Live, stop: Stop, space: Workspace) -> Outcome:
+        """Run the command, and once more without its session if that could not be resumed and the definition says so."""
         session = claim.session if self._definition.session != "fresh" else None
-        outcome, silent = await self._once(claim, live, stop, session)
+        outcome, silent = await self._once(claim, live, stop, session, space)
         failed = outcome.status in (OutcomeClass.TRANSIENT, OutcomeClass.PERMANENT) and stop.reason is None
         if session and failed and silent and self._definition.session == "resume-then-fresh":
             note = f"session {session} could not be resumed ({outcome.message or outcome.cause}); started a fresh one"
-            outcome, _ = await self._once(claim, live, stop, None)
+            outcome, _ = await self._once(claim, live, stop, None, space)
             outcome = replace(outcome, notes=(note, *outcome.notes))
         return outcome
 
-    async def _once(self, claim: Claim, live: Live, stop: Stop, session: str | None) -> tuple[Outcome, bool]:
+    async def _once(
+        self, claim: Claim, live: Live, stop: Stop, session: str | None, space: Workspace
+    ) -> tuple[Outcome, bool]:
         """Run the command once; also say whether it ended without a word on stdout."""
         around = self._surroundings()
         secrets = Secrets(around.secrets)
         start = Start(self._definition, self._argv, claim, session)
         try:
             try:
-                start.prepare(around, self._directory(claim.dir))
+                start.prepare(around, space.path)
                 token = self._worker_token or claim.claimed_by
                 mark = census.new_mark(token, claim.task_id, claim.attempt)
                 tree = start.spawn(mark)
@@ -163,7 +194,7 @@ class CommandAgent:
                 attempt.notes.append(f"secret {name} is too short to be hidden in what the agent writes")
             return await attempt.run(), not attempt.spoke
         finally:
-            await start.clean()
+            start.clean()
 
     def _surroundings(self) -> Environment:
         if self._environment is None:

@@ -6,15 +6,12 @@ command the values are variables of the shell. What no program can be given is `
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import json
 import os
 import re
-import shutil
 import stat
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +19,7 @@ from typing import Any
 
 from orchestrator.agents import processes
 from orchestrator.agents.environment import Environment
+from orchestrator.agents.git import PLACES
 from orchestrator.domain.given import AgentDefinition
 from orchestrator.domain.outcome import Claim, Outcome
 from orchestrator.domain.template import as_text, placeholders, render
@@ -55,16 +53,17 @@ class Start:
     events: str = ""
     survived: bool = False
     _made: list[str] = field(default_factory=list)
-    _temporary: str | None = None
 
     def prepare(self, around: Environment, directory: str | None) -> None:
         """Fill everything in; raise ``Refused`` for what cannot be given to a program."""
         claim, given = self.claim, self.definition
         text = "" if claim.input is None else as_text(claim.input)
         self.cwd = directory
-        if given.workspace == "temporary":
-            self.cwd = self._temporary = tempfile.mkdtemp(prefix="workspace-", dir=processes.keeper().directory)
         self.env = dict(around.variables)
+        if given.workspace != "none":
+            for name in PLACES:  # they would lead git away from the workspace
+                if name not in given.env_set:
+                    self.env.pop(name, None)
         self.events = self._events_file()
         workspace = self.cwd or os.getcwd()  # noqa: PTH109 - a text is wanted
         self.env.update(
@@ -232,18 +231,12 @@ class Start:
             keep.files["none"] = path
         return keep.files["none"]
 
-    async def clean(self) -> None:
+    def clean(self) -> None:
         """Remove the files of this execution. Only when nothing of it runs any more."""
         self._put_back_events()
         for path in self._made:
             with contextlib.suppress(OSError):
                 os.unlink(path)  # noqa: PTH108 - one call for each task; a Path costs more than the call
-        if self._temporary is not None:
-            await asyncio.get_running_loop().run_in_executor(None, _remove, self._temporary)
-
-
-def _remove(directory: str) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _encoded(text: str) -> bytes:

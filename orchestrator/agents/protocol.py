@@ -47,6 +47,9 @@ class Live(Protocol):
     def session(self, session: str) -> None:
         """Set the agent's own session id, kept for the next attempt."""
 
+    def workspace(self, told: dict[str, Any]) -> None:
+        """Set where the attempt works, kept for the next attempt."""
+
     def activity(self, what: str | None) -> None:
         """Say what it is doing: the tool that it waits for, or another word; None is between tools, in a model call."""
 

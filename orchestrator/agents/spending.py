@@ -87,6 +87,10 @@ class Spending:
         """Pass on the session."""
         self._live.session(session)
 
+    def workspace(self, told: dict[str, Any]) -> None:
+        """Pass it on."""
+        self._live.workspace(told)
+
     def activity(self, what: str | None) -> None:
         """Pass on what it does; with no tool open any more, a turn that had to be finished is over."""
         self._live.activity(what)

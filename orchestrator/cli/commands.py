@@ -64,6 +64,7 @@ COMMANDS: dict[str, Place] = {
     "drain": Place(OPERATE, "changing", "Let a worker finish what it has, and end."),
     "audit": Place(OPERATE, "looking", "List who did what, newest first."),
     "prune": Place(OPERATE, "changing", "Remove what ended long ago."),
+    "workspaces": Place(OPERATE, "workspaces", "List what agents left on this host; remove what nobody loses."),
     "doctor": Place(OPERATE, "diagnosing", "Look for what is wrong, with remedies."),
     "metrics": Place(OPERATE, "diagnosing", "Print metrics as Prometheus text."),
     "db": Place(OPERATE, "database", "The schema, and the embedded PostgreSQL of this user."),

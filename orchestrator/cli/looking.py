@@ -284,7 +284,7 @@ def agents(context: typer.Context, as_json: JsonOption = False) -> None:
                 "workers": f"{each['live_workers']:,}",
             }
         )
-    _table(rows, right=("running", "ready", "oldest", "workers"))
+    table(rows, right=("running", "ready", "oldest", "workers"))
     if not rows:
         printing.note("no agent is configured, and no task names one")
 
@@ -342,7 +342,7 @@ def workers(context: typer.Context, as_json: JsonOption = False) -> None:
         }
         for each in found
     ]
-    _table(rows, right=("slots", "beat", "up"))
+    table(rows, right=("slots", "beat", "up"))
     if not rows:
         printing.note("no worker is alive; start one with orchestrator worker")
 
@@ -390,7 +390,7 @@ def audit(
                 "reason": each["reason"] or "",
             }
         )
-    _table(rows, right=("id",))
+    table(rows, right=("id",))
     if not rows:
         printing.note("nothing was done by a person yet")
     elif following is not None:
@@ -436,7 +436,7 @@ def costs(
         }
         for each in found
     ]
-    _table(rows, right=("runs", "tokens", "cost", "unknown"))
+    table(rows, right=("runs", "tokens", "cost", "unknown"))
     if not rows:
         printing.note("no run has ended yet")
 
@@ -458,7 +458,7 @@ def _look() -> Look:
     return look_for(sys.stdout)
 
 
-def _table(rows: Sequence[Mapping[str, str]], right: Sequence[str] = ()) -> None:
+def table(rows: Sequence[Mapping[str, str]], right: Sequence[str] = ()) -> None:
     """Print *rows* under the names of their columns: by rank from the left, the last one taking what is left."""
     if not rows:
         return

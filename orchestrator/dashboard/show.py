@@ -288,6 +288,11 @@ def _facts(
     for key, name in (("unique_key", "key"), ("concurrency_key", "one by one"), ("session", "session")):
         if task.get(key):
             facts.append((name, str(task[key])))
+    space = task.get("workspace")
+    if space:
+        kept = "" if space.get("kept", True) else " (removed)"
+        on = f", branch {space['branch']}" if space.get("branch") else ""
+        facts.append(("workspace", f"{space.get('path')}{kept}{on}"))
     if task.get("tags"):
         facts.append(("tags", ", ".join(f"{key}={value}" for key, value in task["tags"].items())))
     return facts

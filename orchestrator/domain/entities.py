@@ -154,6 +154,7 @@ class Task(Base):
     last_output_at: Mapped[datetime | None]
     meter: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     live_usage: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    workspace: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
 
     __table_args__ = (
         CheckConstraint(_words("status", TaskStatus), name="status"),
@@ -322,6 +323,7 @@ class Run(Base):
     transcript_dropped_bytes: Mapped[int | None] = mapped_column(BigInteger)
     transcript_replaced: Mapped[bool | None] = mapped_column(Boolean)
     notes: Mapped[list[str] | None] = mapped_column(JSONB(none_as_null=True))
+    workspace: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
 
     __table_args__ = (
         # record_runs and take_back: one run an attempt, whoever writes it

@@ -71,7 +71,8 @@ class Claim:
 
     The fence is ``(task_id, attempt, claimed_by)``. ``budget``, ``max_retries`` and ``retry`` are filled: what the task
     left open came from the agent's definition or from the defaults. ``session`` is that of the attempt before, ``meter``
-    the ``Usage.carry`` of it. ``keyed``: it keeps others from its concurrency key or its directory while it runs.
+    the ``Usage.carry`` of it. ``workspace`` is where that
+    one worked. ``keyed``: it keeps others from its concurrency key or its directory while it runs.
     """
 
     task_id: int
@@ -98,6 +99,7 @@ class Claim:
     dir: str | None = None
     cancel_requested: bool = False
     keyed: bool = False
+    workspace: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,8 @@ class Outcome:
     """What came of one execution. Agents make it, ``settle`` reads it, ``record_run`` stores it.
 
     ``retry_at`` (an instant of the provider's clock) or ``retry_after`` (seconds) is the stated reset of a rate limit.
-    ``elapsed`` is measured locally in seconds; ``result`` is a JSON value; ``notes`` are sentences for the run row.
+    ``elapsed`` is measured locally in seconds; ``result`` is a JSON value; ``workspace`` is where
+    it worked and what it left; ``notes`` are sentences for the run row.
     """
 
     status: OutcomeClass
@@ -121,3 +124,4 @@ class Outcome:
     transcript: TranscriptSize = TranscriptSize()
     notes: tuple[str, ...] = ()
     elapsed: float = 0.0
+    workspace: dict[str, Any] | None = None

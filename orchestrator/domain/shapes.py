@@ -88,6 +88,7 @@ def task_json(
         "next_attempt_at": time_json(task.available_at) if retrying else None,
         "usage": usage if usage is not None else usage_json(),
         "session": task.session,
+        "workspace": task.workspace,
     }
 
 
@@ -127,6 +128,7 @@ def run_json(run: Run) -> dict[str, Any]:
             "replaced": run.transcript_replaced,
         },
         "notes": run.notes or [],
+        "workspace": run.workspace,
     }
 
 

@@ -56,7 +56,6 @@ EXIT_CLASSES = ("done", "transient", "rate_limited", "unauthenticated", "permane
 
 NOT_SUPPORTED_YET: dict[str, tuple[str, ...]] = {
     "kind": ("acp",),
-    "workspace": ("worktree",),
     "on_limit": ("ask",),
 }
 """Words of the plan file that are known and refused, because nothing here acts on them yet."""
@@ -143,7 +142,8 @@ def read_agent(
     for kind in kinds:
         _not_yet(fields, kind, "kind", kind, f"an agent of kind {kind!r}")
     workspace = fields.choice("workspace", WORKSPACES, "none")
-    _not_yet(fields, "workspace", "workspace", workspace, f"workspace {workspace!r}")
+    if "python" in kinds and workspace in ("temporary", "worktree"):
+        fields.fault("workspace", f"a python agent has no workspace of its own: {workspace} is for commands")
     shell = fields.flag("shell")
     env = _Environment(fields)
     http = "http" in kinds

@@ -80,6 +80,8 @@ class LiveRow(NamedTuple):
     activity: str | None = None
     activity_age: float | None = None
     """Seconds that the activity goes on."""
+    workspace: str | None = None
+    """A JSON object: where the attempt works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +200,7 @@ _LIVE: tuple[tuple[str, Any], ...] = (
     ("session", Text()),
     ("activity", Text()),
     ("activity_age", Double()),
+    ("workspace", Text()),
 )
 
 
@@ -263,6 +266,7 @@ def _build_set_live() -> Any:
                 else_=func.coalesce(used, cast("{}", JSONB)).op("||", return_type=JSONB)(doing),
             ),
             session=func.coalesce(mine.c.session, Task.session),
+            workspace=func.coalesce(cast(mine.c.workspace, JSONB), Task.workspace),
         )
         .returning(Task.id, Task.attempt)
         .execution_options(synchronize_session=False)

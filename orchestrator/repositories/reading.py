@@ -11,12 +11,13 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
+from uuid import UUID
 
-from sqlalchemy import ARRAY, BigInteger, Engine, any_, func, literal, select
+from sqlalchemy import ARRAY, BigInteger, Engine, Uuid, any_, func, literal, select
 from sqlalchemy.orm import Session, defer, sessionmaker
 
 from orchestrator.domain.alerts import DEFAULTS, Thresholds
-from orchestrator.domain.entities import Dependency, Run, Task
+from orchestrator.domain.entities import Dependency, Run, Task, WorkerRow
 from orchestrator.domain.shapes import (
     alert_json,
     counts_json,
@@ -79,6 +80,35 @@ class ReadingRepository:
             _status(session, task_id)
             rows = session.scalars(select(Run).where(Run.task_id == task_id).order_by(Run.attempt)).all()
         return [run_json(run) for run in rows]
+
+    def workspaces(self, records: Sequence[tuple[str, int, int, str]]) -> dict[str, str | None]:
+        """Why each workspace must stay, as far as the queue knows; None: it need not.
+
+        *records* are (name, task id, attempt, worker id) as its record says. Uses tasks_pkey, workers_pkey and
+        runs_task_id_attempt_key.
+        """
+        ids = any_(literal(sorted({task for _, task, _, _ in records}), ARRAY(BigInteger)))
+        workers = any_(literal(sorted({UUID(worker) for *_, worker in records if worker}), ARRAY(Uuid)))
+        with bounded(self._sessions) as session:
+            rows = session.execute(select(Task.id, Task.status, Task.workspace).where(Task.id == ids)).all()
+            runs = session.execute(select(Run.task_id, Run.attempt, Run.workspace).where(Run.task_id == ids)).all()
+            known = {str(id_) for id_ in session.scalars(select(WorkerRow.id).where(WorkerRow.id == workers))}
+        tasks = {row.id: row for row in rows}
+        recorded = {(run.task_id, run.attempt) for run in runs}
+        told = {(run.workspace or {}).get("name") for run in runs}
+        found: dict[str, str | None] = {}
+        for name, task_id, attempt, worker in records:
+            task = tasks.get(task_id)
+            current = task is not None and (task.workspace or {}).get("name") == name
+            if task is None or not (current or name in told or worker in known):
+                found[name] = "no task of this queue knows it"
+            elif task.status not in ENDED and (current or (task_id, attempt) not in recorded):
+                found[name] = f"task {task_id} is {task.status}"
+            elif (task_id, attempt) not in recorded:
+                found[name] = f"attempt {attempt} of task {task_id} is not recorded yet"
+            else:
+                found[name] = None
+        return found
 
     def needed_by(self, task_id: int, limit: int = 50) -> list[dict[str, Any]]:
         """The tasks that need this one directly: id, name, title, agent and status of at most *limit*."""

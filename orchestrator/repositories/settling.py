@@ -83,6 +83,7 @@ _RUN: tuple[tuple[str, Any], ...] = (
     ("transcript_dropped_bytes", BigInteger()),
     ("transcript_replaced", Boolean()),
     ("notes", JSONB()),
+    ("workspace", JSONB()),
 )
 _MOVE: tuple[tuple[str, Any], ...] = (
     ("next_status", Text()),
@@ -162,6 +163,7 @@ def _build_write() -> Any:
             error_cause=new.c.error_cause,
             error_message=new.c.error_message,
             session=func.coalesce(new.c.session, Task.session),
+            workspace=func.coalesce(new.c.workspace, Task.workspace),
             # What the next attempt of a resumed session is counted from; an attempt that says nothing leaves it.
             meter=func.coalesce(new.c.meter, Task.meter),
             live_usage=null(),
@@ -280,6 +282,9 @@ def _row(ending: Ending, *, looked_at: bool) -> dict[str, Any]:
         ("session", outcome.session or claim.session),
     )
     row.update((name, value) for name, value in optional if value is not None)
+    if outcome.workspace is not None or claim.workspace is not None:
+        # A lost attempt says nothing: what its live row told is on the claim that is read back.
+        row["workspace"] = outcome.workspace or claim.workspace
     if outcome.notes:
         row["notes"] = list(outcome.notes)
     size = outcome.transcript

@@ -477,6 +477,7 @@ _CLAIM_COLUMNS = (
     Task.dir,
     Task.meter,
     Task.cancel_requested_at,
+    Task.workspace,
 )
 _CLAIM_WIDTH = len(_CLAIM_COLUMNS)
 _CLAIMS = {
@@ -563,6 +564,7 @@ def _claim(row: Row[Any]) -> Claim:
         dir_,
         meter,
         cancel_requested_at,
+        workspace,
     ) = row[:_CLAIM_WIDTH]
     return Claim(
         id_,
@@ -588,6 +590,7 @@ def _claim(row: Row[Any]) -> Claim:
         definition,
         dir_,
         cancel_requested_at is not None,
+        workspace=workspace,
     )
 
 

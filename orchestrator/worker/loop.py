@@ -277,6 +277,7 @@ class Worker:
             listener.start()
             if alerter is not None:
                 alerter.begin()
+            threading.Thread(target=self._tidy, name="tidy", daemon=True).start()
             if self._stop_before_start is not None:
                 self._drain("told to stop", self._stop_before_start[0])
             await self._until(lambda: self._draining is not None)
@@ -290,6 +291,18 @@ class Worker:
             ticker.cancel()
             self._loop = None
         return 130 if self._hurry else 0
+
+    def _tidy(self) -> None:
+        """Remove workspaces that killed workers of this host left, as far as nothing is lost by it."""
+        try:
+            gone = [
+                each.folder.name for each in self._orchestrator.workspaces(remove=True, abandoned=True) if not each.keep
+            ]
+        except (OrchestratorError, OSError) as error:
+            log.debug("workspaces were not looked at: %s", error)
+            return
+        if gone:
+            log.info("removed the abandoned workspaces %s", ", ".join(gone))
 
     async def _wind_down(self) -> None:
         """From "no more claims" to "everything is recorded"."""

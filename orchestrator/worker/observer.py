@@ -168,6 +168,7 @@ class Attempt:
         "_percent",
         "_session",
         "_usage",
+        "_workspace",
         "agent",
         "began",
         "claim",
@@ -193,6 +194,7 @@ class Attempt:
         self._last: str | None = None
         self._usage: Usage | None = None
         self._session: str | None = None
+        self._workspace: str | None = None
         self._activity: str | None = None
         self._activity_since: float | None = None
 
@@ -251,6 +253,13 @@ class Attempt:
                 self._activity, self._activity_since = what, boot_clock()
                 self._board.live_changed(self, urgent=True)
 
+    def workspace(self, told: dict[str, Any]) -> None:
+        """Set where the attempt works."""
+        with self._board.lock:
+            if not self.ended:
+                self._workspace = json.dumps(storable_json(told, "workspace")[0])
+                self._board.live_changed(self, urgent=True)
+
     # -- for the worker -----------------------------------------------------------------------------------------------
 
     def end(self, outcome: Outcome) -> Outcome:
@@ -286,6 +295,7 @@ class Attempt:
             self._session,
             self._activity,
             None if self._activity_since is None else max(0.0, boot_clock() - self._activity_since),
+            self._workspace,
         )
 
     def watched(self) -> Watched:
