@@ -35,7 +35,7 @@ def load(tmp_path: Path) -> Load:
         ({"command": ["a"], "shell": True}, "with shell: true a command is one text"),
         ({"command": ["a"], "shell": "yes"}, "expected true or false, found 'yes'"),
         ({"command": ["a"], "prompt": "stdn"}, "expected one of stdin, argument, file, found 'stdn'"),
-        ({"command": ["a"], "workspace": "worktree"}, "workspace 'worktree' is not supported yet"),
+        ({"python": "a:b", "workspace": "worktree"}, "worktree is for commands"),
         ({"command": ["a"], "budget": {"on_limit": "ask"}}, "on_limit 'ask' is not supported yet"),
         ({"acp": ["gemini", "--acp"]}, "an agent of kind 'acp' is not supported yet"),
         ({"python": "mod"}, "expected module:function, found 'mod'"),
