@@ -91,15 +91,16 @@ def execute(
     *,
     when: Callable[[Heard], Any] | None = None,
     reason: OutcomeClass = OutcomeClass.CANCELLED,
+    patience: float = 30,
 ) -> Outcome:
-    """One execution; with *when*, it is asked to end for *reason* as soon as that is true."""
+    """One execution; with *when*, it is asked to end for *reason* as soon as that is true, after *patience* s at most."""
     heard = live or Heard()
 
     async def both() -> Outcome:
         stop = Stop()
         running = asyncio.ensure_future(agent.execute(claim or a_claim(), heard, stop))
         if when is not None:
-            await until(lambda: running.done() or when(heard))
+            await until(lambda: running.done() or when(heard), patience)
             stop.request(reason)
         return await running
 

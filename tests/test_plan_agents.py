@@ -26,7 +26,7 @@ def load(tmp_path: Path) -> Load:
 @pytest.mark.parametrize(
     ("mapping", "says"),
     [
-        ({}, "expected exactly one of command, python, http, acp, found none of them"),
+        ({}, "expected exactly one of command, python, http, acp, plugin, found none of them"),
         ({"command": []}, "names no program"),
         ({"command": [""]}, "names no program"),
         ({"command": ["a", 1]}, 'found 1 in it; put it in quotes: "1"'),
@@ -37,7 +37,10 @@ def load(tmp_path: Path) -> Load:
         ({"command": ["a"], "prompt": "stdn"}, "expected one of stdin, argument, file, found 'stdn'"),
         ({"python": "a:b", "workspace": "worktree"}, "worktree is for commands"),
         ({"command": ["a"], "budget": {"on_limit": "ask"}}, "on_limit 'ask' is not supported yet"),
-        ({"acp": ["gemini", "--acp"]}, "an agent of kind 'acp' is not supported yet"),
+        ({"command": ["a"], "resume": ["a", "b"]}, "resume: names no {session}"),
+        ({"python": "a:b", "resume": ["a", "{session}"]}, "the list of arguments of a command agent without a shell"),
+        ({"command": ["a"], "options": {}}, "options: only a plugin agent has it"),
+        ({"plugin": "a", "options": 1}, "options: expected a table"),
         ({"python": "mod"}, "expected module:function, found 'mod'"),
         ({"python": "os.path:__import__('x')"}, "expected module:function"),
         ({"command": ["a"], "env": {"CI": "1"}}, "env: unknown key 'CI'; write env: {set: {NAME: value}}"),

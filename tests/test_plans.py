@@ -255,8 +255,7 @@ def test_all_faults_at_once_with_lines(faults: FindFaults) -> None:
     for expected in (
         """3: agent 'a': command: expected a list of arguments; write ["run", "it"], or shell: true""",
         "4: agent 'a': unknown key 'promt'; did you mean 'prompt'?",
-        "5: agent 'b': expected exactly one of command, python, http, acp, found both python and acp",
-        "5: agent 'b': acp: an agent of kind 'acp' is not supported yet",
+        "5: agent 'b': expected exactly one of command, python, http, acp, plugin, found both python and acp",
         "8: task 'one': agent: unknown agent 'codr'; did you mean 'coder'?",
         "9: task 'one': unknown key 'inptu'; did you mean 'input'?",
         "10: task 'one': unknown key 'depends_on'; write after",

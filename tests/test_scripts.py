@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = [
     "scripts/quickstart",
     "scripts/test",
+    "scripts/test-real-agents",
     "scripts/check",
     "scripts/lock",
     "scripts/chaos",

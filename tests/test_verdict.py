@@ -389,8 +389,9 @@ def test_a_traceback_is_bounded() -> None:
 
 
 def test_the_reference_names_every_cause_and_output() -> None:
-    """docs/agents.md has the words that runs show, and a recipe for each CLI."""
-    text = (Path(__file__).parent.parent / "docs" / "agents.md").read_text()
+    """The pages of agents have the words that runs show, and a recipe for each CLI."""
+    docs = Path(__file__).parent.parent / "docs"
+    text = "".join(page.read_text() for page in (docs / "agents.md", *sorted((docs / "agents").glob("*.md"))))
     causes = {str(cause) for _, _, _, cause, _ in CASES if cause} - set(OutcomeClass)
     missing = sorted(cause for cause in causes - {"http_500", "http_400"} if f"`{cause}`" not in text)
     assert missing == []

@@ -13,7 +13,7 @@ from orchestrator.errors import InvalidInput
 
 
 def build(given: AgentDefinition | AgentFunction[..., Any] | Agent) -> Agent:
-    """The agent for *given*; an agent is returned as it is. Raises InvalidInput for a kind that is not supported yet."""
+    """The agent for *given*; an agent is returned as it is. Raises InvalidInput for one that cannot work here."""
     if isinstance(given, AgentFunction):
         return PythonAgent.from_function(given)
     if not isinstance(given, AgentDefinition):
@@ -26,7 +26,15 @@ def build(given: AgentDefinition | AgentFunction[..., Any] | Agent) -> Agent:
         from orchestrator.agents.http import HttpAgent
 
         return HttpAgent(given)
-    raise InvalidInput(f"agent {given.name!r}: acp agents are not supported yet", agent=given.name)
+    if given.acp is not None:
+        from orchestrator.agents.acp import AcpAgent
+
+        return AcpAgent(given)
+    if given.plugin is not None:
+        from orchestrator.agents.plugins import make
+
+        return make(given)
+    raise InvalidInput(f"agent {given.name!r}: expected one of command, python, http, acp, plugin", agent=given.name)
 
 
 __all__ = ["build"]

@@ -164,6 +164,7 @@ class CodexReader(EventReader):
         self._answer: str | None = None
         self._turns = 0
         self._error: str | None = None
+        self._warning: str | None = None
 
     def _event(self, event: dict[str, Any]) -> None:
         kind = event.get("type")
@@ -184,7 +185,13 @@ class CodexReader(EventReader):
             self.has_result = True
         elif kind == "turn.failed":
             error = event.get("error")
-            self._fail(flatten(mapping(error).get("message")) or flatten(error) or self._error or "the turn failed")
+            self._fail(
+                flatten(mapping(error).get("message"))
+                or flatten(error)
+                or self._error
+                or self._warning
+                or "the turn failed"
+            )
         elif kind == "error":
             # Also told for what it then tries again, so only a failed turn makes it final.
             self._error = flatten(event.get("message")) or "an error without a message"
@@ -198,7 +205,8 @@ class CodexReader(EventReader):
                 self._signals.message(text)
         elif kind == "error":
             if done:
-                self._error = flatten(item.get("message")) or self._error
+                # As an item it is a warning, after which the turn goes on: the last word only of a turn that fails.
+                self._warning = flatten(item.get("message")) or self._warning
         elif kind not in ("reasoning", "todo_list"):
             self.busy = None if done else kind
             shown = item.get("aggregated_output") if done else item.get("command", item.get("query", item.get("tool")))

@@ -1,6 +1,6 @@
 """Agents that are commands: any program that takes a prompt and says something.
 
-Reading order: ``CommandAgent`` (an agent as a file defines it), then ``_Attempt`` (one execution, from the first byte to
+Reading order: ``CommandAgent`` (an agent as a file defines it), then ``CommandAttempt`` (one execution, from the first byte to
 the proof that nothing of it runs any more). What an execution is started with is in ``launch``; what the output means is
 the business of ``readers`` and ``verdict``; how a tree is ended that of ``processes``.
 
@@ -49,11 +49,13 @@ _WORKSPACES = ("none", "directory", *MADE)
 class CommandAgent:
     """A command as an agent. Raises ``InvalidInput`` for a definition that can never work.
 
-    *worker_token* names the worker process in the marks of its trees; default is each claim's ``claimed_by``.
+    *worker_token* names the worker process in the marks of its trees; default is each claim's ``claimed_by``. With
+    *talks* its input stays open.
     """
 
-    def __init__(self, definition: AgentDefinition, *, worker_token: str | None = None) -> None:
+    def __init__(self, definition: AgentDefinition, *, worker_token: str | None = None, talks: bool = False) -> None:
         self._definition = definition
+        self._talks = talks
         self._worker_token = worker_token
         self._environment: Environment | None = None
         command = definition.command
@@ -177,7 +179,8 @@ class CommandAgent:
         """Run the command once; also say whether it ended without a word on stdout."""
         around = self._surroundings()
         secrets = Secrets(around.secrets)
-        start = Start(self._definition, self._argv, claim, session)
+        resume = self._definition.resume
+        start = Start(self._definition, resume if resume and session else self._argv, claim, session, talks=self._talks)
         try:
             try:
                 start.prepare(around, space.path)
@@ -187,7 +190,7 @@ class CommandAgent:
             except Refused as refused:
                 outcome = refused.outcome
                 return replace(outcome, message=secrets.text(outcome.message or "")), False
-            attempt = _Attempt(self._definition, claim, live, stop, start, tree, secrets, resumed=bool(session))
+            attempt = self._attempt(self._definition, claim, live, stop, start, tree, secrets, resumed=bool(session))
             for name in around.missing:
                 attempt.notes.append(f"secret {name} is not set in the worker's environment")
             for name in secrets.too_short:
@@ -195,6 +198,9 @@ class CommandAgent:
             return await attempt.run(), not attempt.spoke
         finally:
             start.clean()
+
+    def _attempt(self, *given: Any, **more: Any) -> CommandAttempt:
+        return CommandAttempt(*given, **more)
 
     def _surroundings(self) -> Environment:
         if self._environment is None:
@@ -223,8 +229,11 @@ class _Silent:
     def progress(self, percent: float | None, message: str | None) -> None: ...
 
 
-class _Attempt(Telling):
+class CommandAttempt(Telling):
     """One execution. It is also the ``Signals`` that the reader calls."""
+
+    ends_by_itself = True
+    """Whether it is worth a note that it still ran after its result."""
 
     def __init__(
         self,
@@ -243,6 +252,7 @@ class _Attempt(Telling):
         self._stop = stop
         self._start = start
         self._tree = tree
+        self._secrets = secrets
         self._loop = asyncio.get_running_loop()
         self._reader = make_reader(definition.output, self)
         self._events = EventsFile(self)
@@ -286,9 +296,10 @@ class _Attempt(Telling):
                 asked = self._stop.reason is not None
                 if asked and not given_before:
                     reason = self._stop.reason
+                    await self._before_the_end()
                 elif asked:
                     self.notes.append("the agent was asked to end after it had given its result; the result counts")
-                else:
+                elif self.ends_by_itself:
                     self.notes.append(
                         f"the agent still ran {given.result_grace:g} s after its result and was ended; the result counts"
                     )
@@ -305,6 +316,9 @@ class _Attempt(Telling):
             finally:
                 tree.close()
         return self._conclude(code, signal, reason)
+
+    async def _before_the_end(self) -> None:
+        """What is said to an agent that is asked to end, before it gets a signal: nothing."""
 
     async def _end_now(self) -> None:
         with contextlib.suppress(asyncio.CancelledError):
@@ -396,6 +410,10 @@ class _Attempt(Telling):
             if self._reader.busy != self._doing:
                 self._doing = self._reader.busy
                 self._live.activity(self._doing)
+        self._has_said_all()
+
+    def _has_said_all(self) -> None:
+        """Once the result is there, the agent has only ``result_grace`` to end."""
         if self._result_at is None and self._reader.has_result:
             self._result_at = self._loop.time()
             self._timers.append(self._loop.call_later(self._definition.result_grace, self._wake))

@@ -194,6 +194,7 @@ class _Exchange(Telling):
         self._reader: Reader | None = None
         self._events: EventStream | None = None
         self._answered = ""
+        self._streaming = False
         self.notes: list[str] = []
 
     async def run(self, client: httpx.AsyncClient) -> Outcome:
@@ -320,7 +321,7 @@ class _Exchange(Telling):
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if response.status_code >= 400:
             raise _Unusable(await self._refusal(response))
-        streaming = kind in _STREAMS
+        streaming = self._streaming = kind in _STREAMS
         output = self._given.output
         self._reader = _Lines(self) if streaming and output in ("json", "jsonl") else make_reader(output, self)
         if response.status_code == 204:
@@ -438,7 +439,7 @@ class _Exchange(Telling):
             words = f"{self._answered}: the answer is no JSON{excerpt}"
             return Outcome(status=OutcomeClass.PERMANENT, cause="not_json", message=words)
         words = f"{self._answered}: the answer ended without a result{excerpt}"
-        status = OutcomeClass.TRANSIENT if isinstance(self._reader, _Lines) else OutcomeClass.PERMANENT
+        status = OutcomeClass.TRANSIENT if self._streaming else OutcomeClass.PERMANENT
         return Outcome(status=status, cause="no_result", message=words)
 
 

@@ -46,6 +46,7 @@ class Start:
     template: tuple[str, ...]
     claim: Claim
     session: str | None
+    talks: bool = False
     argv: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
     cwd: str | None = None
@@ -145,7 +146,9 @@ class Start:
     def spawn(self, mark: str) -> processes.ProcessTree:
         """Start the command; raise ``Refused`` when it cannot be started."""
         try:
-            return processes.spawn(self.argv, env=self.env, mark=mark, cwd=self.cwd, stdin=bool(self.prompt))
+            return processes.spawn(
+                self.argv, env=self.env, mark=mark, cwd=self.cwd, stdin=self.talks or bool(self.prompt)
+            )
         except OSError as error:
             raise self._refusal(error) from error
         except ValueError as error:

@@ -21,7 +21,7 @@ def obstacles(given: AgentDefinition, own: Mapping[str, str]) -> list[tuple[str,
     found: list[tuple[str, str]] = []
     if given.dir is not None and not folder.is_dir():
         found.append((f"its directory {folder} does not exist", "make it, or correct dir"))
-    if given.command is not None:
+    if given.command is not None or given.acp is not None:
         program = _program(given)
         where = folder if given.dir is not None or given.workspace == "directory" else Path.cwd()
         if program is not None and not _found(program, around.variables.get("PATH"), where):
@@ -30,8 +30,16 @@ def obstacles(given: AgentDefinition, own: Mapping[str, str]) -> list[tuple[str,
         module = given.python.partition(":")[0].partition(".")[0]
         if not _module(module, base):
             found.append((f"its module {module} was not found", "install it, or correct python"))
-    elif given.acp is not None:
-        found.append(("acp agents are not supported yet", "use a command or python agent"))
+    elif given.plugin is not None:
+        from orchestrator.agents.plugins import names
+
+        if given.plugin not in (known := names()):
+            told = ", ".join(known) or "none"
+            found.append(
+                (f"its plug-in {given.plugin} is not installed", f"install it, or correct plugin; there: {told}")
+            )
+    if given.acp is not None and importlib.util.find_spec("acp") is None:
+        found.append(("the package agent-client-protocol is missing", 'pip install "orchestrator[acp]"'))
     for name in around.missing:
         found.append((f"its secret {name} is not set here", f"set {name} in the worker's environment"))
     return found
@@ -41,7 +49,7 @@ def _program(given: AgentDefinition) -> str | None:
     """The program that is started; None when that is known with the task only."""
     if given.shell:
         return "/bin/sh"
-    command = given.command
+    command = given.command or given.acp
     first = command if isinstance(command, str) else command[0] if command else ""
     return None if placeholders(first) else first
 

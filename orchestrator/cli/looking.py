@@ -100,7 +100,8 @@ def show(context: typer.Context, task_id: IdArgument, as_json: JsonOption = Fals
     definition = own.agents().get(task["agent"])
     if definition is not None:
         kind = next(
-            (each for each in ("command", "python", "http", "acp") if getattr(definition, each) is not None), None
+            (each for each in ("command", "python", "http", "acp", "plugin") if getattr(definition, each) is not None),
+            None,
         )
     drawn = render_show(
         {**task, "runs": ended},
@@ -262,7 +263,12 @@ def agents(context: typer.Context, as_json: JsonOption = False) -> None:
         kind = None
         if definition is not None:
             kind = next(
-                (each for each in ("command", "python", "http", "acp") if getattr(definition, each) is not None), None
+                (
+                    each
+                    for each in ("command", "python", "http", "acp", "plugin")
+                    if getattr(definition, each) is not None
+                ),
+                None,
             )
         found.append({"name": name, "configured": definition is not None, "kind": kind, **seen.get(name, _IDLE)})
     if as_json:

@@ -46,7 +46,8 @@ class NewTask:
 class AgentDefinition:
     """An agent as ``orchestrator.toml`` or a plan defines it; exactly one of command, python, http, acp, plugin is set.
 
-    ``hash`` covers every field that decides what the agent does; ``local`` is True for an agent of a plan file.
+    ``resume`` is the command of an attempt that goes on with a session. ``hash`` covers every field that decides what
+    the agent does; ``local`` is True for an agent of a plan file.
     """
 
     name: str
@@ -61,6 +62,8 @@ class AgentDefinition:
     headers: dict[str, str] = field(default_factory=dict)
     body: Any = None
     permissions: dict[str, str] = field(default_factory=dict)
+    authenticate: str | None = None
+    resume: tuple[str, ...] | None = None
     shell: bool = False
     prompt: str = "stdin"
     output: str = "text"

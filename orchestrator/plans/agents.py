@@ -22,13 +22,14 @@ from orchestrator.errors import InvalidInput, InvalidPlan
 from orchestrator.plans.fields import Faults, Fields, quoted, shown
 from orchestrator.settings import Settings
 
-KINDS = ("command", "python", "http", "acp")
+KINDS = ("command", "python", "http", "acp", "plugin")
 """The ways to say what an agent is; each has exactly one."""
 
 AGENT_KEYS = (
     *KINDS,
     *(
         "shell",
+        "resume",
         "prompt",
         "output",
         "workspace",
@@ -42,6 +43,7 @@ AGENT_KEYS = (
         "retry",
     ),
     *("idle_seconds", "connect_seconds", "kill_grace", "result_grace", "isolation", "headers", "body"),
+    *("permissions", "authenticate", "options"),
 )
 
 ARGV_NAMES = ("prompt", "id", "attempt", "title", "name", "workspace", "session")
@@ -52,10 +54,23 @@ OUTPUTS = ("text", "json", "jsonl", "claude", "codex", "gemini", "opencode", "op
 HTTP_OUTPUTS = ("json", "jsonl", "text", "openai")
 WORKSPACES = ("none", "directory", "temporary", "worktree")
 SESSIONS = ("resume", "fresh", "resume-then-fresh")
+DECISIONS = ("allow", "deny", "ask")
+TOOL_KINDS = ("read", "edit", "delete", "move", "search", "execute", "think", "fetch", "switch_mode", "other")
+"""The kinds of tools that the Agent Client Protocol knows."""
+
+_OF_ONE_KIND = {
+    "headers": "http",
+    "body": "http",
+    "permissions": "acp",
+    "authenticate": "acp",
+    "options": "plugin",
+}
+"""Keys that mean something for one kind of agent alone."""
+
 EXIT_CLASSES = ("done", "transient", "rate_limited", "unauthenticated", "permanent")
 
 NOT_SUPPORTED_YET: dict[str, tuple[str, ...]] = {
-    "kind": ("acp",),
+    "permission": ("ask",),
     "on_limit": ("ask",),
 }
 """Words of the plan file that are known and refused, because nothing here acts on them yet."""
@@ -139,17 +154,16 @@ def read_agent(
     if len(kinds) != 1:
         found = f"both {' and '.join(kinds)}" if kinds else "none of them"
         faults.add(fields.line, f"agent {name!r}: expected exactly one of {', '.join(KINDS)}, found {found}")
-    for kind in kinds:
-        _not_yet(fields, kind, "kind", kind, f"an agent of kind {kind!r}")
     workspace = fields.choice("workspace", WORKSPACES, "none")
     if "python" in kinds and workspace in ("temporary", "worktree"):
         fields.fault("workspace", f"a python agent has no workspace of its own: {workspace} is for commands")
     shell = fields.flag("shell")
     env = _Environment(fields)
     http = "http" in kinds
-    for key in ("headers", "body"):
-        if not http and mapping.get(key) is not None:
-            fields.fault(key, "only an http agent has it")
+    for key, kind in _OF_ONE_KIND.items():
+        if kind not in kinds and mapping.get(key) is not None:
+            article = "an" if kind in ("http", "acp") else "a"
+            fields.fault(key, f"only {article} {kind} agent has it")
     made = AgentDefinition(
         name=name,
         hash="",
@@ -157,8 +171,14 @@ def read_agent(
         command=_command(fields, shell) if "command" in kinds else None,
         python=_python(fields) if "python" in kinds else None,
         http=_address(fields) if http else None,
+        acp=_acp(fields) if "acp" in kinds else None,
+        plugin=fields.text("plugin") if "plugin" in kinds else None,
+        options=fields.json("options") or {} if "plugin" in kinds and fields.inner("options") is not None else {},
+        permissions=_permissions(fields) if "acp" in kinds else {},
+        authenticate=fields.text("authenticate") if "acp" in kinds else None,
         headers=_headers(fields, env) if http else {},
         body=fields.json("body") if http else None,
+        resume=_resume(fields, shell) if mapping.get("resume") is not None else None,
         shell=shell,
         prompt=fields.choice("prompt", PROMPTS, "stdin"),
         output=fields.choice("output", HTTP_OUTPUTS, "json") if http else fields.choice("output", OUTPUTS, "text"),
@@ -207,7 +227,7 @@ def argv_references(definition: AgentDefinition) -> list[str]:
     """Return the placeholders of the agent's templates that are not its own names: params and results of tasks."""
     command = definition.command
     parts = [command] if isinstance(command, str) else list(command or ())
-    parts += _texts(definition.body)
+    parts += [*(definition.resume or ()), *(definition.acp or ()), *_texts(definition.body)]
     names = [reference for part in parts for reference in placeholders(part)]
     for header in definition.headers.values():
         names += [reference for reference in placeholders(header) if not reference.startswith("env.")]
@@ -323,6 +343,50 @@ def _command(fields: Fields, shell: bool) -> tuple[str, ...] | str | None:
     if set(placeholders(parts_given[0])) - {"workspace"}:
         fields.fault("command", "the program itself cannot be a placeholder: a task would choose what is run")
     return parts_given
+
+
+def _acp(fields: Fields) -> tuple[str, ...] | None:
+    parts = fields.texts("acp")
+    if parts is not None and (not parts or not parts[0]):
+        fields.fault("acp", "names no program")
+        return None
+    if parts and set(placeholders(parts[0])) - {"workspace"}:
+        fields.fault("acp", "the program itself cannot be a placeholder: a task would choose what is run")
+    return parts
+
+
+def _permissions(fields: Fields) -> dict[str, str]:
+    """The decisions of an acp agent by kind of tool; one word stands for all kinds."""
+    value = fields.table.get("permissions")
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        word = fields.choice("permissions", DECISIONS, "deny")
+        _not_yet(fields, "permissions", "permission", word, f"permission {word!r}")
+        return {"default": word}
+    made: dict[str, str] = {}
+    if (table := fields.inner("permissions")) is not None:
+        table.only(("default", *TOOL_KINDS))
+        for kind in table.table:
+            if kind in ("default", *TOOL_KINDS):
+                made[kind] = table.choice(kind, DECISIONS, "deny")
+                _not_yet(table, kind, "permission", made[kind], f"permission {made[kind]!r}")
+    return made
+
+
+def _resume(fields: Fields, shell: bool) -> tuple[str, ...] | None:
+    if fields.table.get("command") is None or shell:
+        fields.fault("resume", "is the list of arguments of a command agent without a shell")
+        return None
+    parts = fields.texts("resume")
+    if parts is not None and (not parts or not parts[0]):
+        fields.fault("resume", "names no program")
+        return None
+    if parts and set(placeholders(parts[0])) - {"workspace"}:
+        fields.fault("resume", "the program itself cannot be a placeholder: a task would choose what is run")
+    if parts and not any("session" in placeholders(part) for part in parts):
+        fields.fault("resume", "names no {session}")
+    return parts
 
 
 def _python(fields: Fields) -> str | None:
