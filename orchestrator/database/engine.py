@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.orm import Session, sessionmaker
@@ -106,13 +106,16 @@ def sessions(engine: Engine) -> sessionmaker[Session]:
     return sessionmaker(engine, expire_on_commit=False)
 
 
-def single_statements(engine: Engine) -> sessionmaker[Session]:
-    """A factory of Sessions in which each statement is a transaction of its own, committed when its answer is here.
+def alone(connection: Connection) -> Connection:
+    """Make each statement on *connection* a transaction of its own, until it goes back to the pool; return it.
 
     For units that are one statement: it saves the round trips of BEGIN and COMMIT, and the time that locks are held
     meanwhile.
     """
-    return sessionmaker(engine.execution_options(isolation_level="AUTOCOMMIT"), expire_on_commit=False)
+    line = connection.connection.dbapi_connection
+    assert isinstance(line, Line)
+    line.alone = True
+    return connection
 
 
 def connection_parameters(url: str, *, application_name: str = "orchestrator") -> dict[str, Any]:
@@ -243,6 +246,7 @@ def _leave_a_standby(context: ExceptionContext) -> None:
 
 def _replace_ended(connection: Line, record: ConnectionPoolEntry, _fairy: PoolProxiedConnection) -> None:
     """A session that was ended in its idle time (an idle limit, an operator, a restart) costs nobody a failed unit."""
+    connection.alone = False
     if not record.info.get("used"):
         record.info["used"] = True  # it was made just now; the pool would give up after two dead ones
     elif connection.ended():

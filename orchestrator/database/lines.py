@@ -39,6 +39,8 @@ class Line(psycopg.Connection[Any]):
     silence = SILENCE
     pooled = False
     """Whether the session is not the server's own: a pooler answered. Known after ``look``."""
+    alone = False
+    """Whether each statement is a transaction of its own, committed with its answer. Until the pool has it back."""
     _given: dict[str, Any]
 
     @classmethod
@@ -60,7 +62,15 @@ class Line(psycopg.Connection[Any]):
         self.pooled = row is not None and row[0] != self.info.backend_pid
 
     def _start_query(self) -> Generator[Any, Any, None]:
-        if self.autocommit or self._pipeline or self.pgconn.transaction_status != pq.TransactionStatus.IDLE:
+        if (
+            self.alone
+            or self.autocommit
+            or self._pipeline
+            or self.pgconn.transaction_status != pq.TransactionStatus.IDLE
+        ):
+            if self.alone:  # psycopg's would begin a transaction
+                self._check_connection_ok()
+                return
             yield from super()._start_query()
             return
         # With BEGIN in one round trip, and over with the transaction: behind a pooler it reaches nobody else.

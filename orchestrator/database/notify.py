@@ -25,7 +25,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from orchestrator.database.embedded import WORKER_APPLICATION
-from orchestrator.database.engine import connection_parameters
+from orchestrator.database.engine import alone, connection_parameters
 from orchestrator.database.transient import reason
 from orchestrator.errors import OrchestratorError
 
@@ -108,8 +108,8 @@ class Notifier:
 
     def _send(self, payloads: set[str]) -> None:
         try:
-            with self._engine.begin() as connection:
-                connection.execute(_SEND, {"channel": CHANNEL, "payloads": sorted(payloads)})
+            with self._engine.connect() as connection:
+                alone(connection).execute(_SEND, {"channel": CHANNEL, "payloads": sorted(payloads)})
         except (SQLAlchemyError, psycopg.Error, OrchestratorError) as error:
             log.debug("no hint was sent: %s", reason(error))
 

@@ -24,7 +24,6 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
-from orchestrator.database.engine import single_statements
 from orchestrator.domain.entities import Run, Task
 from orchestrator.domain.outcome import Claim, Outcome
 from orchestrator.domain.settle import settle
@@ -74,7 +73,6 @@ class RunRepository:
 
     def __init__(self, engine: Engine, *, give_up_after: float = 86_400.0) -> None:
         self._sessions = sessionmaker(engine, expire_on_commit=False)
-        self._statements = single_statements(engine)
         self._give_up_after = give_up_after
 
     def record_run(self, claim: Claim, outcome: Outcome, *, worker: str | None = None, host: str | None = None) -> Run:
@@ -127,7 +125,7 @@ class RunRepository:
     def _record_once(self, batch: list[Ended]) -> Batch:
         """Most attempts need no look at their task: they are recorded by one statement, the others in a transaction."""
         endings = [self._settled(ended, cancel_requested=False) for ended in batch]
-        with self._statements() as session:
+        with self._sessions() as session:
             moved, wake = write_alone(session, endings)
         recorded = {key: _recorded(ending) for ending in endings if (key := _key(ending)) in moved}
         if len(recorded) < len(batch):

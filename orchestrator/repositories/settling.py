@@ -37,6 +37,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import INTERVAL, JSON, JSONB, TIMESTAMP, insert
 from sqlalchemy.orm import Session, aliased
 
+from orchestrator.database.engine import alone
 from orchestrator.domain.entities import Dependency, Run, Task, table
 from orchestrator.domain.outcome import Claim, Outcome
 from orchestrator.domain.settle import Settlement
@@ -200,10 +201,10 @@ def write_alone(session: Session, endings: Sequence[Ending]) -> tuple[set[tuple[
     """Move what can be moved without a look at it; return (id, attempt) of what moved and the agents with new work.
 
     What stays, with nothing written of it: attempts that no longer own their task, tasks that others need, and those
-    that somebody asked to cancel. One statement, so that *session* may be one of single statements.
+    that somebody asked to cancel. One statement; committed on return.
     """
     rows = [_row(ending, looked_at=False) for ending in endings]
-    moved = {(id_, attempt) for id_, attempt in session.connection().execute(_WRITE, {"endings": rows})}
+    moved = {(id_, attempt) for id_, attempt in alone(session.connection()).execute(_WRITE, {"endings": rows})}
     # The end of a task with a key makes room for another one of that key.
     wakes = [e.claim for e in endings if _ready(e) or e.claim.keyed]
     wake = {claim.agent for claim in wakes if (claim.task_id, claim.attempt) in moved}

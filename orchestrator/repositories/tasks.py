@@ -40,7 +40,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session, aliased, sessionmaker
 
-from orchestrator.database.engine import single_statements
+from orchestrator.database.engine import alone
 from orchestrator.domain.entities import AgentState, Dependency, Task, WorkerRow, table
 from orchestrator.domain.outcome import Claim, Outcome, Usage
 from orchestrator.domain.settle import Settlement, settle
@@ -71,7 +71,6 @@ class TaskRepository:
 
     def __init__(self, engine: Engine) -> None:
         self._sessions = sessionmaker(engine, expire_on_commit=False)
-        self._statements = single_statements(engine)
         self._keys_after = ""
 
     def claim(
@@ -112,8 +111,8 @@ class TaskRepository:
         values: dict[str, Any] = {"worker": worker, "known": known, "limit": left}
         if len(plain) > 1:
             values["spare"] = left * 4
-        with self._statements() as session:
-            connection = session.connection()
+        with self._sessions() as session:
+            connection = alone(session.connection())
             if plain and left > 0:
                 sent = time.perf_counter()
                 rows = connection.execute(statement, values | of_plan).all()
