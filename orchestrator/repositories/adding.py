@@ -6,11 +6,9 @@ needs others is written under a lock on those: a parent that ends in the same mo
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
@@ -24,7 +22,6 @@ from sqlalchemy import (
     any_,
     bindparam,
     case,
-    cast,
     column,
     event,
     func,
@@ -34,9 +31,10 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP, insert
+from sqlalchemy.dialects.postgresql import JSON, JSONB, TIMESTAMP, insert
 from sqlalchemy.orm import Session, sessionmaker
 
+from orchestrator.database.engine import alone
 from orchestrator.domain.entities import Dependency, Task, table
 from orchestrator.domain.given import NewTask
 from orchestrator.domain.storable import NAME_MAX, TITLE_MAX, check_json, check_text
@@ -83,9 +81,14 @@ class AddingRepository:
         """
         for task in tasks:
             check_task(task)
+        if not tasks:
+            return []
         if session is not None:
-            return insert_tasks(session, tasks)
+            return _insert_plain(session, tasks) if _plain(tasks) else insert_tasks(session, tasks)
         with self._sessions.begin() as own:
+            if _plain(tasks):
+                alone(own.connection())
+                return _insert_plain(own, tasks)
             return insert_tasks(own, tasks)
 
 
@@ -195,8 +198,16 @@ def insert_tasks(
             elif state is not TaskStatus.DONE:
                 status = TaskStatus.BLOCKED
         statuses[ids[place]] = TaskStatus.CANCELLED if ids[place] in closed else status
+    belongs = {} if plan is None else {"plan_id": plan[0], "plan": plan[1]}
     rows = {
-        place: _row(ids[place], tasks[place], statuses[ids[place]], closed.get(ids[place]), plan, _order(orders, place))
+        place: _row(
+            tasks[place],
+            statuses[ids[place]],
+            closed.get(ids[place]),
+            id=ids[place],
+            plan_order=None if orders is None else orders[place],
+            **belongs,
+        )
         for place in fresh
     }
     written, twins = _insert_rows(session, tasks, rows)
@@ -224,12 +235,19 @@ def insert_tasks(
     return [result for result in results if result is not None]
 
 
-def _order(orders: Sequence[int] | None, place: int) -> int | None:
-    return None if orders is None else orders[place]
+def _insert_plain(session: CallerSession, tasks: Sequence[NewTask]) -> list[Added]:
+    """Write tasks that nothing can stand in the way of: one statement, which also gives them their ids, in their order."""
+    rows = [_row(task, place=place) for place, task in enumerate(tasks)]
+    ids = sorted(session.execute(_INSERT_PLAIN, {"new": rows}).scalars())
+    return [Added(id_, True, TaskStatus.PENDING) for id_ in ids]
+
+
+def _plain(tasks: Sequence[NewTask]) -> bool:
+    return len(tasks) <= CHUNK and not any(task.unique_key is not None or task.after for task in tasks)
 
 
 def _insert_rows(
-    session: CallerSession, tasks: Sequence[NewTask], rows: dict[int, tuple[Any, ...]]
+    session: CallerSession, tasks: Sequence[NewTask], rows: dict[int, dict[str, Any]]
 ) -> tuple[set[int], dict[int, tuple[int, TaskStatus]]]:
     """Insert *rows* (by place); return the ids that were written, and the twins of those that were not, by place.
 
@@ -241,11 +259,8 @@ def _insert_rows(
     for _ in range(TRIES):
         for start in range(0, len(left), CHUNK):
             part = [rows[place] for place in left[start : start + CHUNK]]
-            arrays = {
-                f"new_{name}": list(values) for (name, _), values in zip(_COLUMNS, zip(*part, strict=True), strict=True)
-            }
-            written.update(session.execute(_INSERT, arrays).scalars())
-        left = [place for place in left if rows[place][0] not in written]
+            written.update(session.execute(_INSERT, {"new": part}).scalars())
+        left = [place for place in left if rows[place]["id"] not in written]
         if not left:
             return written, twins
         live = _live_keys(session, sorted({key for place in left if (key := tasks[place].unique_key) is not None}))
@@ -399,12 +414,11 @@ def _lock_parents(session: CallerSession, ids: Sequence[int]) -> dict[int, TaskS
 
 _TIME = TIMESTAMP(timezone=True)
 _COLUMNS: tuple[tuple[str, Any], ...] = (
-    ("id", BigInteger()),
     ("agent", Text()),
     ("status", Text()),
     ("priority", Integer()),
     ("max_retries", Integer()),
-    ("retry", Text()),
+    ("retry", JSONB()),
     ("budget_seconds", Double()),
     ("budget_tokens", BigInteger()),
     ("budget_usd", Double()),
@@ -421,9 +435,9 @@ _COLUMNS: tuple[tuple[str, Any], ...] = (
     ("dir", Text()),
     ("unique_key", Text()),
     ("concurrency_key", Text()),
-    ("tags", Text()),
-    ("input", Text()),
-    ("params", Text()),
+    ("tags", JSONB()),
+    ("input", JSONB()),
+    ("params", JSONB()),
     ("template", Boolean()),
     ("error_class", Text()),
     ("error_cause", Text()),
@@ -431,79 +445,75 @@ _COLUMNS: tuple[tuple[str, Any], ...] = (
 )
 
 
-def _build_insert() -> Any:
+def _build_insert(*, drawn: bool) -> Any:
+    """The rows come as one JSON text, in the order of their ids: *drawn* before, or given as they are written."""
+    names = (("id", BigInteger()), ("place", Integer()), *_COLUMNS)
     new = (
-        func.unnest(*(bindparam(f"new_{name}", type_=ARRAY(kind)) for name, kind in _COLUMNS))
-        .table_valued(*(column(name, kind) for name, kind in _COLUMNS))
-        .render_derived(name="new")
+        func.json_to_recordset(bindparam("new", type_=JSON))
+        .table_valued(*(column(name, kind) for name, kind in names))
+        .render_derived(name="new", with_types=True)
     )
     now = func.clock_timestamp()
     values: dict[str, Any] = {name: new.c[name] for name, _ in _COLUMNS}
-    for name in ("retry", "tags", "input", "params"):
-        values[name] = cast(new.c[name], JSONB)
     values["available_at"] = func.coalesce(new.c.available_at, now)
     values["due"] = func.coalesce(new.c.available_at <= now, True)
+    values["template"] = func.coalesce(new.c.template, False)
     ended = new.c.status.in_([literal_column(f"'{status}'") for status in TaskStatus if status in ENDED])
     values["finished_at"] = case((ended, now))
-    return (
-        insert(table(Task))
-        .from_select(list(values), select(*values.values()).order_by(new.c.id))
-        .on_conflict_do_nothing()
-        .returning(Task.id)
-    )
+    if not drawn:
+        rows = select(*values.values()).order_by(new.c.place)
+        return insert(table(Task)).from_select(list(values), rows).returning(Task.id)
+    values["id"] = new.c.id
+    rows = select(*values.values()).order_by(new.c.id)
+    return insert(table(Task)).from_select(list(values), rows).on_conflict_do_nothing().returning(Task.id)
 
 
-_INSERT = _build_insert()
-
-
-def _json(value: Any) -> str | None:
-    return None if value is None else json.dumps(value)
+_INSERT = _build_insert(drawn=True)
+_INSERT_PLAIN = _build_insert(drawn=False)
 
 
 def _row(
-    id_: int,
     task: NewTask,
-    status: TaskStatus,
-    closed: tuple[int, TaskStatus] | None,
-    plan: tuple[int, str] | None,
-    order: int | None,
-) -> tuple[Any, ...]:
-    budget, retry = task.budget, task.retry
-    if closed is None:
-        error: tuple[str | None, ...] = (None, None, None)
-    else:
-        verb = "failed" if closed[1] is TaskStatus.FAILED else "was cancelled"
-        error = (OutcomeClass.CANCELLED.value, f"parent_{closed[1].value}", f"needs {closed[0]}, which {verb}")
-    at: datetime | None = task.at
-    return (
-        id_,
-        task.agent,
-        status.value,
-        task.priority,
-        task.max_retries,
-        None if retry is None else _json({"initial": retry.initial, "factor": retry.factor, "max": retry.max}),
-        *(
-            (None,) * 5
-            if budget is None
-            else (budget.seconds, budget.tokens, budget.usd, budget.turns, budget.on_limit.value)
-        ),
-        at,
-        task.title,
-        task.name,
-        plan[1] if plan else None,
-        plan[0] if plan else None,
-        order,
-        task.task_hash,
-        task.definition,
-        task.dir,
-        task.unique_key,
-        task.concurrency_key,
-        _json(task.tags),
-        _json(task.input),
-        _json(task.params),
-        task.template,
-        *error,
+    status: TaskStatus = TaskStatus.PENDING,
+    closed: tuple[int, TaskStatus] | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """One task as the object that the statement reads; what is left out is NULL."""
+    row: dict[str, Any] = {"agent": task.agent, "status": status, "priority": task.priority, **more}
+    optional = (
+        ("input", task.input),
+        ("max_retries", task.max_retries),
+        ("title", task.title),
+        ("name", task.name),
+        ("task_hash", task.task_hash),
+        ("definition", task.definition),
+        ("dir", task.dir),
+        ("unique_key", task.unique_key),
+        ("concurrency_key", task.concurrency_key),
+        ("tags", task.tags),
+        ("params", task.params),
     )
+    row.update((name, value) for name, value in optional if value is not None)
+    if task.template:
+        row["template"] = True
+    if task.at is not None:
+        row["available_at"] = task.at.isoformat()
+    if (retry := task.retry) is not None:
+        row["retry"] = {"initial": retry.initial, "factor": retry.factor, "max": retry.max}
+    if (budget := task.budget) is not None:
+        row |= {
+            "budget_seconds": budget.seconds,
+            "budget_tokens": budget.tokens,
+            "budget_usd": budget.usd,
+            "budget_turns": budget.turns,
+            "on_limit": budget.on_limit,
+        }
+    if closed is not None:
+        verb = "failed" if closed[1] is TaskStatus.FAILED else "was cancelled"
+        row["error_class"] = OutcomeClass.CANCELLED
+        row["error_cause"] = f"parent_{closed[1].value}"
+        row["error_message"] = f"needs {closed[0]}, which {verb}"
+    return row
 
 
 def _link(session: CallerSession, pairs: Iterable[tuple[int, int]], written: set[int]) -> None:
