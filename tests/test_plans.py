@@ -335,6 +335,22 @@ def test_equal_names(load: Load, faults: FindFaults) -> None:
     assert plan.warnings == [(2, "unique_key 'k' was already seen in line 1: line 2 adds nothing")]
 
 
+def test_tasks_that_may_meet_in_a_directory_are_warned_of(load: Load) -> None:
+    """S36: two tasks that name one dir: one warning with both lines, none where something keeps them apart."""
+    tasks = ["{agent: coder, dir: x}", "{agent: coder, dir: ./x/}", "{agent: coder, dir: x}", "{agent: coder, dir: y}"]
+    plan = load("tasks:\n" + "".join(f"  - {task}\n" for task in tasks))
+    ((line, said),) = plan.warnings
+    assert line == 3
+    assert said.startswith("tasks in lines 2 and 3 may work in ")
+    for kept in (
+        "tasks:\n  - {agent: coder, dir: x, concurrency_key: k}\n  - {agent: coder, dir: x, concurrency_key: k}\n",
+        "tasks:\n  - {name: a, agent: coder, dir: x}\n  - {agent: coder, dir: x, after: [a]}\n",
+        "agents: {here: {command: [a], workspace: directory}}\ntasks:\n"
+        "  - {agent: here, dir: x}\n  - {agent: here, dir: x}\n",
+    ):
+        assert load(kept).warnings == []
+
+
 def test_skip_invalid(load: Load) -> None:
     """Faulty tasks and what waits for them are left out and told; the rest is a plan."""
     text = """\

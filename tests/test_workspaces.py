@@ -212,6 +212,21 @@ def test_a_dirty_repository_is_told(repository: Path) -> None:
     assert any("uncommitted changes" in note and "without them" in note for note in outcome.notes)
 
 
+def test_a_base_behind_its_remote_is_told(repository: Path, tmp_path: Path) -> None:
+    """The worktree begins from what is checked out; that the branch it follows has more is no secret, its id is known."""
+    clone = tmp_path / "clone"
+    do(tmp_path, "clone", "-q", str(repository), str(clone))
+    base = do(clone, "rev-parse", "HEAD")
+    for n in range(3):
+        (repository / "kept.txt").write_text(f"{n}\n")
+        do(repository, "commit", "-qam", f"c{n}")
+    do(clone, "fetch", "-q")
+    outcome = execute(agent("true", dir=str(clone)))
+    assert f"the worktree began from commit {base[:12]}, which is 3 behind origin/main" in outcome.notes
+    assert outcome.workspace is not None
+    assert outcome.workspace["base"] == base
+
+
 @pytest.mark.parametrize("kind", ["missing", "plain", "empty"])
 def test_no_repository_is_one_clear_refusal(tmp_path: Path, kind: str) -> None:
     """A missing directory, one outside of git, one without a commit: permanent, with what to correct."""

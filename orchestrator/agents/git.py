@@ -129,6 +129,13 @@ def repository(directory: str) -> Repository:
     return Repository(directory, top, bare == "true", prefix.rstrip("/"), head, branch)
 
 
+def behind(where: Repository) -> tuple[int, str] | None:
+    """By how many commits the checked out branch is behind the one that it follows, as last fetched; None: by none."""
+    upstream = attempt(where.directory, "rev-parse", "--abbrev-ref", "--symbolic-full-name", "@{upstream}")
+    count = None if upstream is None else attempt(where.directory, "rev-list", "--count", "HEAD..@{upstream}")
+    return None if upstream is None or count in (None, "0") else (int(count or 0), upstream)
+
+
 def attempt(directory: str, *arguments: str) -> str | None:
     """As ``run``, without the line's end; None where git fails."""
     try:
@@ -189,4 +196,14 @@ def remove_worktree(common: str, path: str, branch: str | None, base: str | None
     return branch
 
 
-__all__ = ["PLACES", "Changes", "GitFailed", "Repository", "add_worktree", "branch_name", "changes", "repository"]
+__all__ = [
+    "PLACES",
+    "Changes",
+    "GitFailed",
+    "Repository",
+    "add_worktree",
+    "behind",
+    "branch_name",
+    "changes",
+    "repository",
+]

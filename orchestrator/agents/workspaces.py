@@ -323,6 +323,8 @@ def _worktree(where: git.Repository, whose: _Whose) -> Made:
             raise Unusable("worktree", said, passing=error.passing) from error
         raise
     made = Made(folder, record, lock)
+    if (late := git.behind(where)) is not None:
+        made.notes.append(f"the worktree began from commit {base[:12]}, which is {late[0]:,} behind {late[1]}")
     if not where.bare and git.attempt(where.directory, "status", "--porcelain", "--untracked-files=no"):
         made.notes.append(
             f"{where.directory} has uncommitted changes; the worktree began from commit {base[:12]} without them"

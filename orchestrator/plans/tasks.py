@@ -8,6 +8,7 @@ never be read as a placeholder in the second round, because there is no second r
 from __future__ import annotations
 
 import heapq
+import os
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -94,6 +95,8 @@ class Tasks:
         self._names: dict[str, int] = {}
         self._keys: dict[str, int] = {}
         self._refused: set[str] = set()
+        self._directories: dict[str, NewTask] = {}
+        self._warned: set[str] = set()
 
     def add(self, table: Mapping[str, Any], line: int, *, mapped: bool = False) -> None:
         """Take a task, or note what is wrong with it. A *mapped* one is foreign text: its input is no template."""
@@ -121,8 +124,22 @@ class Tasks:
                 self.warnings.append(
                     (task.line, f"unique_key {key} was already seen in line {earlier}: line {task.line} adds nothing")
                 )
+        self._shared(task)
         self.made.append(task)
         self._lines.append({"after": fields.at("after")})
+
+    def _shared(self, task: NewTask) -> None:
+        """Warn of tasks that nothing keeps out of each other's directory, once for each directory."""
+        definition = (self._known or {}).get(task.agent)
+        if task.dir is None or task.concurrency_key is not None or definition is None or definition.workspace != "none":
+            return
+        where = os.path.normpath(task.dir)
+        first = self._directories.setdefault(where, task)
+        if first is task or where in self._warned or first.name in task.after:
+            return
+        self._warned.add(where)
+        said = f"tasks in lines {first.line} and {task.line} may work in {where} at the same time"
+        self.warnings.append((task.line, f"{said}; workspace: directory, or one concurrency_key, keeps them apart"))
 
     def _task(self, fields: Fields, mapped: bool) -> NewTask:
         fields.only(TASK_KEYS, _ELSEWHERE)
