@@ -57,6 +57,7 @@ from orchestrator.repositories.adding import Added, AddingRepository, after_comm
 from orchestrator.repositories.agents import AgentRepository
 from orchestrator.repositories.alerting import AlertRepository
 from orchestrator.repositories.audit import AuditRepository
+from orchestrator.repositories.breakers import BreakerRepository
 from orchestrator.repositories.claims import Claimed, Known
 from orchestrator.repositories.diagnosis import DiagnosisRepository
 from orchestrator.repositories.events import EventRepository
@@ -115,6 +116,7 @@ class Orchestrator:
         self.minutes = MinuteRepository(self._engine)
         self.operations = OperationsRepository(self._engine)
         self.agent_states = AgentRepository(self._engine)
+        self.breakers = BreakerRepository(self._engine)
         self.audit = AuditRepository(self._engine)
         thresholds = Thresholds.read(self.settings.alerts)
         self.hooks = read_hooks(self.settings.alerts.get("hooks", {}))
@@ -258,7 +260,7 @@ class Orchestrator:
         worker = self.register(identity(), name="run_next", slots=1, agents=[self.known(each).route for each in chosen])
         renewal = _Renewal(self, worker)
         try:
-            claims = self.claim(worker, [self.known(agent) for agent in chosen], 1).claims
+            claims = self.claim(worker, self._unrefused(chosen), 1).claims
             if not claims:
                 return None
             outcome = asyncio.run(self._execute_one(claims[0], chosen, renewal))
@@ -267,6 +269,11 @@ class Orchestrator:
         finally:
             renewal.end()
             self.stop_worker(worker)
+
+    def _unrefused(self, agents: Sequence[Agent]) -> list[Known]:
+        """The agents that no provider refuses now. Probes are the business of workers."""
+        behind = {name for each in transient(self.breakers.read, give_up_after=CLAIM_PATIENCE) for name in each.agents}
+        return [self.known(agent) for agent in agents if agent.name not in behind]
 
     async def _execute_one(self, claim: Claim, agents: Sequence[Agent], renewal: _Renewal) -> Outcome:
         agent = next(a for a in agents if (a.name, a.definition) == (claim.agent, claim.definition))

@@ -178,7 +178,7 @@ def test_what_the_task_left_open_comes_from_the_agent(made: Making) -> None:
     """Only what is null is filled, part by part, and stays so for later attempts and other workers."""
     open_, given = (
         made.add(),
-        made.add(max_retries=0, retry=RetryPolicy(1, 1, 1), budget=Budget(seconds=5, on_limit=OnLimit.ASK)),
+        made.add(max_retries=0, retry=RetryPolicy(1, 1, 1), budget=Budget(seconds=5, on_limit=OnLimit.FINISH_TURN)),
     )
     known = Known(
         "coder",
@@ -189,7 +189,7 @@ def test_what_the_task_left_open_comes_from_the_agent(made: Making) -> None:
     first, second = made.tasks.claim(made.worker, [known], 2).claims
     assert (first.max_retries, first.retry, first.budget) == (7, known.retry, known.budget)
     assert (second.max_retries, second.retry) == (0, RetryPolicy(1, 1, 1))
-    assert second.budget == Budget(5, 1000, 2.5, 9, OnLimit.ASK)
+    assert second.budget == Budget(5, 1000, 2.5, 9, OnLimit.FINISH_TURN)
     row = made.row(open_)
     assert (row.max_retries, row.retry, row.budget_usd) == (7, {"initial": 3, "factor": 4, "max": 50}, 2.5)
     made.end(first, CRASHED)

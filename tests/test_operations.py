@@ -499,8 +499,8 @@ def test_pause_and_resume(made: Making, engine: Engine) -> None:
     assert len(made.claim()) == 1
     made.add()
     agents.pause("coder", actor="ops")
-    assert agents.resume("coder", actor="ops") is True
-    assert agents.resume("coder", actor="ops") is False
+    assert agents.resume("coder", actor="ops").paused
+    assert not agents.resume("coder", actor="ops")
     assert len(made.claim()) == 1
     for seconds in (0, -1, float("nan"), float("inf")):
         with pytest.raises(InvalidInput):

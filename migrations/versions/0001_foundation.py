@@ -82,6 +82,30 @@ def upgrade() -> None:
     )
     op.create_index(op.f("audit_task_id"), "audit", ["task_id"], unique=False)
     op.create_table(
+        "breakers",
+        sa.Column("login", sa.Text(), nullable=False),
+        sa.Column("agents", postgresql.ARRAY(sa.Text()), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("message", sa.Text(), nullable=True),
+        sa.Column("task_id", sa.BigInteger(), nullable=True),
+        sa.Column(
+            "opened_at",
+            postgresql.TIMESTAMP(timezone=True),
+            server_default=sa.text("clock_timestamp()"),
+            nullable=False,
+        ),
+        sa.Column(
+            "until", postgresql.TIMESTAMP(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
+        ),
+        sa.Column("stated", sa.Boolean(), server_default="false", nullable=False),
+        sa.Column("refusals", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("probe_by", sa.Uuid(), nullable=True),
+        sa.Column("probe_until", postgresql.TIMESTAMP(timezone=True), nullable=True),
+        sa.CheckConstraint("kind IN ('rate_limited', 'unauthenticated')", name=op.f("breakers_kind_check")),
+        sa.CheckConstraint("(probe_by IS NULL) = (probe_until IS NULL)", name=op.f("breakers_probe_check")),
+        sa.PrimaryKeyConstraint("login", name=op.f("breakers_pkey")),
+    )
+    op.create_table(
         "concurrency_limits",
         sa.Column("key", sa.Text(), nullable=False),
         sa.Column("max_running", sa.Integer(), nullable=False),
@@ -537,6 +561,7 @@ def downgrade() -> None:
     op.drop_table("plans")
     op.drop_table("minutes")
     op.drop_table("concurrency_limits")
+    op.drop_table("breakers")
     op.drop_index(op.f("audit_task_id"), table_name="audit")
     op.drop_table("audit")
     op.drop_index("alerts_open", table_name="alerts", postgresql_where=sa.text("ended_at IS NULL"))

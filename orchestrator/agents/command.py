@@ -22,6 +22,7 @@ from orchestrator.agents import census, processes
 from orchestrator.agents.environment import Environment, environment
 from orchestrator.agents.faults import Fault
 from orchestrator.agents.launch import Refused, Start
+from orchestrator.agents.logins import Slot, take_slot
 from orchestrator.agents.meter import Meter, Report
 from orchestrator.agents.protocol import AgentDefaults, Live, Stop
 from orchestrator.agents.readers import EventsFile, make_reader, merge
@@ -29,7 +30,7 @@ from orchestrator.agents.redact import Secrets
 from orchestrator.agents.telling import Output, Telling
 from orchestrator.agents.verdict import verdict
 from orchestrator.agents.workspaces import MADE, Unusable, Workspace, open_workspace
-from orchestrator.domain.given import AgentDefinition
+from orchestrator.domain.given import AgentDefinition, Login
 from orchestrator.domain.outcome import Claim, Outcome, TranscriptSize
 from orchestrator.domain.words import OutcomeClass
 from orchestrator.errors import InvalidInput
@@ -96,6 +97,11 @@ class CommandAgent:
     def definition(self) -> str | None:
         """The hash that a task must carry, for an agent of a plan file."""
         return self._definition.hash if self._definition.local else None
+
+    @property
+    def login(self) -> Login | None:
+        """The account that it shares with others."""
+        return self._definition.login
 
     @property
     def defaults(self) -> AgentDefaults:
@@ -181,9 +187,14 @@ class CommandAgent:
         secrets = Secrets(around.secrets)
         resume = self._definition.resume
         start = Start(self._definition, resume if resume and session else self._argv, claim, session, talks=self._talks)
+        login = self._definition.login
+        slot: Slot | None = None
         try:
             try:
                 start.prepare(around, space.path)
+                if login is not None and login.folder is not None and login.variable is not None:
+                    slot = _slot(self._definition, login)
+                    start.env[login.variable] = str(slot.path)
                 token = self._worker_token or claim.claimed_by
                 mark = census.new_mark(token, claim.task_id, claim.attempt)
                 tree = start.spawn(mark)
@@ -198,6 +209,8 @@ class CommandAgent:
             return await attempt.run(), not attempt.spoke
         finally:
             start.clean()
+            if slot is not None:
+                slot.free()
 
     def _attempt(self, *given: Any, **more: Any) -> CommandAttempt:
         return CommandAttempt(*given, **more)
@@ -215,6 +228,14 @@ class CommandAgent:
         if named is None:
             return base if given.workspace == "directory" else None
         return os.path.normpath(os.path.join(base, os.path.expanduser(named)))  # noqa: PTH111, PTH118
+
+
+def _slot(definition: AgentDefinition, login: Login) -> Slot:
+    try:
+        return take_slot(login, definition.base_dir or os.getcwd())  # noqa: PTH109 - a text is wanted
+    except OSError as error:
+        said = f"agent {definition.name!r}: login {login.name!r} has no settings folder: {error}"
+        raise Refused("settings_folder", said, OutcomeClass.TRANSIENT) from error
 
 
 class _Silent:

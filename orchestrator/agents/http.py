@@ -32,7 +32,7 @@ from orchestrator.agents.reading import LINE_LIMIT, Reader, flatten, mapping
 from orchestrator.agents.redact import Secrets
 from orchestrator.agents.telling import Output, Telling
 from orchestrator.agents.verdict import verdict
-from orchestrator.domain.given import AgentDefinition, address_fault
+from orchestrator.domain.given import AgentDefinition, Login, address_fault
 from orchestrator.domain.outcome import Claim, Outcome, TranscriptSize
 from orchestrator.domain.template import as_text, render
 from orchestrator.domain.words import OutcomeClass
@@ -81,6 +81,11 @@ class HttpAgent:
     def definition(self) -> str | None:
         """The hash that a task must carry, for an agent of a plan file."""
         return self._definition.hash if self._definition.local else None
+
+    @property
+    def login(self) -> Login | None:
+        """The account that it shares with others."""
+        return self._definition.login
 
     @property
     def defaults(self) -> AgentDefaults:

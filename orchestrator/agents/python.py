@@ -28,7 +28,7 @@ from orchestrator.agents.functions import AgentFunction, Context, is_async, to_j
 from orchestrator.agents.meter import Meter, read_report
 from orchestrator.agents.protocol import AgentDefaults, Live, Stop
 from orchestrator.agents.shipping import directions
-from orchestrator.domain.given import AgentDefinition
+from orchestrator.domain.given import AgentDefinition, Login
 from orchestrator.domain.outcome import Claim, Outcome, Usage
 from orchestrator.domain.words import OutcomeClass
 from orchestrator.errors import InvalidInput
@@ -238,6 +238,11 @@ class PythonAgent:
     @property
     def definition(self) -> str | None:
         return self._given.hash if self._given is not None and self._given.local else None
+
+    @property
+    def login(self) -> Login | None:
+        """The account that it shares with others."""
+        return None if self._given is None else self._given.login
 
     @property
     def defaults(self) -> AgentDefaults:

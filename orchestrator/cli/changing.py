@@ -327,7 +327,7 @@ def resume(
     reason: ReasonOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Undo pause.
+    """Undo pause, and close an open breaker.
 
     \b
     Example:
@@ -336,13 +336,21 @@ def resume(
     own = state.of(context, as_json)
     names = options.several(agents)
     with own.open() as orchestrator:
-        paused = {name: orchestrator.agent_states.resume(name, actor=options.actor(), reason=reason) for name in names}
+        was = {name: orchestrator.agent_states.resume(name, actor=options.actor(), reason=reason) for name in names}
         orchestrator.notify(names)
     if as_json:
-        printing.document({"agents": names, "paused": False, "was_paused": [name for name in names if paused[name]]})
+        printing.document(
+            {
+                "agents": names,
+                "paused": False,
+                "was_paused": [name for name in names if was[name].paused],
+                "breaker_closed": [name for name in names if was[name].breaker],
+            }
+        )
     else:
         for name in names:
-            _tell(f"{'resumed' if paused[name] else 'was not paused'}: {name}")
+            closed = "breaker closed: " if was[name].breaker else ""
+            _tell(f"{closed or ('resumed: ' if was[name].paused else 'was not paused: ')}{name}")
 
 
 def drain(

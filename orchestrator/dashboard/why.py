@@ -15,7 +15,7 @@ from orchestrator.dashboard import short
 from orchestrator.dashboard.frame import NO_LIMIT, Line, Look, plural, wrapped
 from orchestrator.dashboard.show import called, cost_of, kind_of, moment
 from orchestrator.dashboard.text import cells
-from orchestrator.domain.diagnosis import Deed, Diagnosis, Held, Reason, Relative, TaskFacts, WorkerFacts
+from orchestrator.domain.diagnosis import BreakerFacts, Deed, Diagnosis, Held, Reason, Relative, TaskFacts, WorkerFacts
 from orchestrator.domain.outcome import Budget
 from orchestrator.domain.shapes import time_json
 from orchestrator.domain.snapshot import Count, Spend
@@ -100,6 +100,8 @@ def _pending(facts: TaskFacts) -> Judged:
         (clock if facts.pause.until is not None else person).append(_paused(facts, facts.pause))
     else:
         clear.append(f"{task['agent']} not paused")
+    if facts.breaker is not None:
+        (person if facts.breaker.login else clock).append(_refused(facts, facts.breaker))
 
     able, worker = _able(facts)
     if worker is not None:
@@ -180,6 +182,27 @@ def _paused(facts: TaskFacts, pause: Deed) -> Reason:
         text = f"agent {agent} has been paused for {short.age(left)}{_by(pause)}"
     command = f"orchestrator resume {shlex.quote(agent)}"
     return Reason("paused", text + _because(pause), left, "seconds", command, "to try now", pause.until)
+
+
+def _refused(facts: TaskFacts, breaker: BreakerFacts) -> Reason:
+    agent, now = str(facts.task["agent"]), facts.now
+    left = (breaker.until - now).total_seconds()
+    if breaker.login:
+        text = f"agent {agent} needs a login"
+    elif left > 0:
+        text = f"agent {agent}: breaker open until {short.until(breaker.until, now)} (in {short.coarse(left)})"
+    else:
+        text = f"agent {agent}: breaker open"
+    if breaker.probed:
+        text += ", a probe is on its way"
+    elif left <= 0:
+        text += ", the next task is a probe"
+    why = f": {breaker.message}" if breaker.message else ""
+    seen = f", seen by {breaker.task_id}" if breaker.task_id is not None else ""
+    command = f"orchestrator resume {shlex.quote(agent)}"
+    aim = "after the login" if breaker.login else "to try now"
+    until = breaker.until if left > 0 else None
+    return Reason("breaker", text + why + seen, max(0.0, left), "seconds", command, aim, until)
 
 
 def _able(facts: TaskFacts) -> tuple[list[WorkerFacts], Reason | None]:

@@ -25,6 +25,21 @@ class Deed:
 
 
 @dataclass(frozen=True, slots=True)
+class BreakerFacts:
+    """The open breaker of an agent: the provider refuses it. ``login``: a probe has confirmed that a login is needed.
+
+    From ``until`` on a probe decides; ``probed``: one is on its way. ``task_id`` is the task that was refused last.
+    """
+
+    at: datetime
+    until: datetime
+    message: str | None = None
+    task_id: int | None = None
+    login: bool = False
+    probed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerFacts:
     """A worker that knows a task's agent, or that runs the task. ``plan``: it takes the tasks of this plan only.
 
@@ -96,6 +111,7 @@ class TaskFacts:
     limited_count: int = 0
     limited_since: datetime | None = None
     pause: Deed | None = None
+    breaker: BreakerFacts | None = None
     held: Deed | None = None
     cancelled: Deed | None = None
     workers: tuple[WorkerFacts, ...] = ()

@@ -491,6 +491,33 @@ class AlertLook(Base):
     __table_args__ = (CheckConstraint("id = 1", name="id"),)
 
 
+class Breaker(Base):
+    """The provider of some agents refuses them: no worker claims their tasks until it has let one probe pass.
+
+    A row is there while the breaker is open. ``login`` is what the ``agents`` share: a login, else one agent's route.
+    From ``until`` on one worker at a time may start one task as a probe; it holds ``probe_by`` until ``probe_until``.
+    """
+
+    __tablename__ = "breakers"
+
+    login: Mapped[str] = mapped_column(primary_key=True)
+    agents: Mapped[list[str]] = mapped_column(ARRAY(Text))
+    kind: Mapped[str]
+    message: Mapped[str | None]
+    task_id: Mapped[int | None] = mapped_column(BigInteger)
+    opened_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    until: Mapped[datetime] = mapped_column(server_default=_NOW)
+    stated: Mapped[bool] = mapped_column(Boolean, server_default="false")
+    refusals: Mapped[int] = mapped_column(Integer, server_default="0")
+    probe_by: Mapped[UUID | None]
+    probe_until: Mapped[datetime | None]
+
+    __table_args__ = (
+        CheckConstraint("kind IN ('rate_limited', 'unauthenticated')", name="kind"),
+        CheckConstraint("(probe_by IS NULL) = (probe_until IS NULL)", name="probe"),
+    )
+
+
 class Audit(Base):
     """Who did what to which task, and why."""
 

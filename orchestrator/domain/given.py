@@ -43,6 +43,22 @@ class NewTask:
 
 
 @dataclass(frozen=True, slots=True)
+class Login:
+    """An account that agents share: what one of them is refused, all of them are.
+
+    ``concurrency`` is how many attempts of it each worker runs at once, ``stagger`` the seconds between two starts. With
+    ``folder`` each of them has a settings folder of its own, by the name in ``variable``: ``{slot}`` in it is a number
+    from 1 on that no other attempt on this host has.
+    """
+
+    name: str
+    concurrency: int | None = None
+    stagger: float = 0.0
+    folder: str | None = None
+    variable: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AgentDefinition:
     """An agent as ``orchestrator.toml`` or a plan defines it; exactly one of command, python, http, acp, plugin is set.
 
@@ -78,6 +94,7 @@ class AgentDefinition:
     exit_codes: dict[int, str] = field(default_factory=dict)
     budget: Budget | None = None
     model: str | None = None
+    login: Login | None = None
     max_retries: int | None = None
     retry: RetryPolicy | None = None
     idle_seconds: float | None = None

@@ -23,6 +23,9 @@ LONGEST_RESET = timedelta(days=7)
 LIMITED_WAIT = wait_exponential(multiplier=30, exp_base=2, max=900)
 """Seconds to wait after a rate limit without a stated reset, by how many came in a row: 30 s, 1 min, … 15 min."""
 
+LOGIN_WAIT = wait_exponential(multiplier=2, exp_base=2, max=900)
+"""The same after a refused login: parallel programs of one login lose the race for its token, and are fine a moment later."""
+
 COUNTED = frozenset({OutcomeClass.TRANSIENT, OutcomeClass.TIMED_OUT, OutcomeClass.STALLED})
 """Classes that use up a retry."""
 
@@ -121,7 +124,7 @@ def _limited(claim: Claim, outcome: Outcome, give_up_after: float) -> Settlement
         delay = min(max(0.0, outcome.retry_after), LONGEST_RESET.total_seconds())
     else:
         # Up to a tenth on top, never less: the waiting tasks of one provider must not all come back in one instant.
-        delay = float(LIMITED_WAIT(_after(claim.limited_count + 1))) * random.uniform(1.0, 1.1)
+        delay = limited_wait(outcome.status, claim.limited_count + 1) * random.uniform(1.0, 1.1)
     return Settlement(
         TaskStatus.PENDING,
         delay,
@@ -131,6 +134,12 @@ def _limited(claim: Claim, outcome: Outcome, give_up_after: float) -> Settlement
         limited_count=claim.limited_count + 1,
         limited_since=since,
     )
+
+
+def limited_wait(kind: OutcomeClass, refusals: int) -> float:
+    """Seconds until the provider is asked again after *refusals* in a row, where it states no time."""
+    wait = LOGIN_WAIT if kind is OutcomeClass.UNAUTHENTICATED else LIMITED_WAIT
+    return float(wait(_after(refusals)))
 
 
 def _lost(claim: Claim, alone: bool) -> Settlement:

@@ -114,9 +114,10 @@ class AgentRow:
     """An agent as the queue sees it.
 
     ``state``: empty (well), ``paused``, ``breaker`` (open), ``no_worker`` or ``login`` (needs one); ``state_until`` is
-    when it ends by itself, ``state_reason`` why it is so. ``ready`` are pending tasks that are due and not held, the
-    other counts are beside it. ``oldest_ready_at`` is since when the oldest ready task could run. ``done_hour`` counts
-    tasks of this agent that were done in the last hour, ``attempts_hour`` and ``failed_hour`` its ended attempts.
+    when it ends by itself, or may (a breaker); ``state_reason`` says why, ``state_since`` since when. ``ready`` are pending
+    tasks that are due and not held, the other counts are beside it. ``oldest_ready_at`` is since when the oldest ready task
+    could run. ``done_hour`` counts tasks of this agent that were done in the last hour, ``attempts_hour`` and
+    ``failed_hour`` its ended attempts.
     """
 
     name: str

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.domain.given import AgentDefinition, address_fault
+from orchestrator.domain.given import AgentDefinition, Login, address_fault
 from orchestrator.domain.outcome import Budget, RetryPolicy
 from orchestrator.domain.prices import Prices
 from orchestrator.domain.storable import NAME_MAX, check_text
@@ -39,6 +39,7 @@ AGENT_KEYS = (
         "exit_codes",
         "budget",
         "model",
+        "login",
         "max_retries",
         "retry",
     ),
@@ -193,6 +194,7 @@ def read_agent(
         exit_codes=_exit_codes(fields),
         budget=read_budget(fields),
         model=fields.text("model"),
+        login=_login(fields),
         max_retries=fields.whole("max_retries", least=0),
         retry=read_retry(fields),
         idle_seconds=fields.number("idle_seconds", above=0),
@@ -461,6 +463,32 @@ class _Environment:
     def _name(fields: Fields, key: str, name: str) -> None:
         if not name or "=" in name or "\0" in name:
             fields.fault(key, f"{name!r} cannot be the name of a variable")
+
+
+SETTINGS_FOLDERS = {"claude": "CLAUDE_CONFIG_DIR", "codex": "CODEX_HOME"}
+"""The variable that names the settings folder of a CLI, by its kind of output."""
+
+
+def _login(fields: Fields) -> Login | None:
+    """The account that the agent uses: its name alone, or a table."""
+    if not isinstance(fields.table.get("login"), dict):
+        name = fields.text("login")
+        return None if name is None else Login(name)
+    login = fields.inner("login")
+    assert login is not None
+    login.only(("name", "concurrency", "stagger", "folder", "variable"))
+    name = login.text("name")
+    folder = login.text("folder", longest=4096)
+    variable = login.text("variable") or SETTINGS_FOLDERS.get(str(fields.table.get("output")))
+    if name is None and login.table.get("name") is None:
+        login.fault("name", "is missing: agents that use one account give it one name")
+    if folder is not None and "{slot}" not in folder:
+        login.fault("folder", "expected {slot} in it: each attempt at work gets a folder of its own")
+    if folder is not None and variable is None:
+        login.fault("folder", "needs variable: the name of the variable that tells the program its settings folder")
+    concurrency = login.whole("concurrency", least=1)
+    stagger = _or(login.number("stagger", least=0), 0.0)
+    return Login(name or "", concurrency, stagger, folder, None if folder is None else variable)
 
 
 def _exit_codes(fields: Fields) -> dict[int, str]:

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Engine, func, literal, select, update
+from sqlalchemy import Engine, Text, bindparam, func, literal, literal_column, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import sessionmaker
 
-from orchestrator.domain.entities import AgentState, ConcurrencyLimit
+from orchestrator.domain.entities import AgentState, ConcurrencyLimit, Task
 from orchestrator.domain.shapes import time_json
 from orchestrator.domain.storable import NAME_MAX, check_text
 from orchestrator.errors import InvalidInput
 from orchestrator.repositories.audit import note
 from orchestrator.repositories.bounded import bounded
+from orchestrator.repositories.breakers import close_for
 
 LONGEST_PAUSE = 10 * 366 * 86_400.0
+AT_ONCE = 1_000
+"""Tasks that had been refused and become due when a person closes a breaker; the others come when their time has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What ``resume`` undid; it is true when that was anything."""
+
+    paused: bool
+    breaker: bool
+
+    def __bool__(self) -> bool:
+        return self.paused or self.breaker
 
 
 class AgentRepository:
@@ -46,8 +61,11 @@ class AgentRepository:
             details = None if seconds is None else {"seconds": seconds}
             note(session, "pause", actor=actor, subject=agent, reason=reason, details=details)
 
-    def resume(self, agent: str, *, actor: str, reason: str | None = None) -> bool:
-        """Let *agent* be claimed again; return whether it was paused. Committed on return. The caller wakes workers."""
+    def resume(self, agent: str, *, actor: str, reason: str | None = None) -> Resumed:
+        """Let *agent* be claimed again: no pause, and no open breaker. Committed on return. The caller wakes workers.
+
+        Its tasks that wait because the provider had refused them are due at once.
+        """
         _check(agent)
         check_text("reason", reason)
         with self._sessions.begin() as session:
@@ -58,8 +76,12 @@ class AgentRepository:
                 .returning(AgentState.name),
                 execution_options={"synchronize_session": False},
             ).all()
-            note(session, "resume", actor=actor, subject=agent, reason=reason)
-        return bool(paused)
+            closed = close_for(session, agent)
+            if closed:
+                session.execute(_DUE_NOW, {"of_agent": agent}, execution_options={"synchronize_session": False})
+            details = {"breaker": closed[0]} if closed else None
+            note(session, "resume", actor=actor, subject=agent, reason=reason, details=details)
+        return Resumed(bool(paused), bool(closed))
 
     def limit_key(self, key: str, max_running: int, *, actor: str, reason: str | None = None) -> None:
         """Let at most *max_running* tasks of the concurrency key *key* run at once; what runs goes on.
@@ -96,6 +118,28 @@ class AgentRepository:
             }
             for row in rows
         }
+
+
+def _build_due_now() -> Any:
+    """Uses tasks_not_due."""
+    waiting = (
+        select(Task.id)
+        .where(
+            Task.status == literal_column("'pending'"),
+            ~Task.due,
+            Task.agent == bindparam("of_agent", type_=Text),
+            Task.limited_count > literal_column("0"),
+        )
+        .order_by(Task.id)
+        .limit(AT_ONCE)
+        .with_for_update(skip_locked=True, key_share=True)
+        .cte("waiting")
+        .prefix_with("MATERIALIZED")
+    )
+    return update(Task).where(Task.id == waiting.c.id).values(available_at=func.clock_timestamp(), due=True)
+
+
+_DUE_NOW = _build_due_now()
 
 
 def _check(agent: str) -> None:

@@ -12,10 +12,11 @@ from uuid import UUID
 from sqlalchemy import ARRAY, Engine, Integer, Text, and_, any_, func, literal, literal_column, select, text, union_all
 from sqlalchemy.orm import Session, sessionmaker
 
-from orchestrator.domain.diagnosis import Deed, Held, Relative, TaskFacts, WorkerFacts
+from orchestrator.domain.diagnosis import BreakerFacts, Deed, Held, Relative, TaskFacts, WorkerFacts
 from orchestrator.domain.entities import (
     AgentState,
     Audit,
+    Breaker,
     ConcurrencyLimit,
     Dependency,
     KeyHolder,
@@ -65,6 +66,7 @@ class DiagnosisRepository:
                 limited_count=task.limited_count,
                 limited_since=task.limited_since,
                 pause=_pause(session, task.agent, now),
+                breaker=_breaker(session, task.agent, now),
                 held=_deed(session, task_id, "hold") if task.held_at is not None else None,
                 cancelled=_deed(session, task_id, "cancel") if _may_be_cancelled(task) else None,
                 workers=_workers(session, task, now) if pending else (),
@@ -106,6 +108,17 @@ def _pause(session: Session, agent: str, now: datetime) -> Deed | None:
     if row is None or row.paused_at is None or (row.paused_until is not None and row.paused_until <= now):
         return None
     return Deed(row.paused_at, row.actor, row.reason, row.paused_until)
+
+
+def _breaker(session: Session, agent: str, now: datetime) -> BreakerFacts | None:
+    """The open breaker of an agent. Reads all of a table that is nearly always empty."""
+    row = session.scalars(
+        select(Breaker).where(literal(agent, Text) == any_(Breaker.agents)).order_by(Breaker.until.desc()).limit(1)
+    ).one_or_none()
+    if row is None:
+        return None
+    probed = row.probe_until is not None and row.probe_until > now
+    return BreakerFacts(row.opened_at, row.until, row.message, row.task_id, overview.needs_login(row), probed)
 
 
 # -- workers ------------------------------------------------------------------------------------------------------

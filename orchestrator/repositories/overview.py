@@ -18,10 +18,10 @@ from sqlalchemy.orm import Session
 
 from orchestrator.domain import histogram, snapshot
 from orchestrator.domain.alerts import Thresholds, alerts
-from orchestrator.domain.entities import AgentState, Minute, Run, Task, WorkerRow
+from orchestrator.domain.entities import AgentState, Breaker, Minute, Run, Task, WorkerRow
 from orchestrator.domain.outcome import Budget
 from orchestrator.domain.snapshot import AgentRow, Alert, Count, LockHold, RunningTask, Spend, Unserved
-from orchestrator.domain.words import OnLimit, TaskStatus
+from orchestrator.domain.words import OnLimit, OutcomeClass, TaskStatus
 from orchestrator.repositories.audit import last_entries
 from orchestrator.repositories.claims import ROUTE_SEPARATOR
 from orchestrator.repositories.keys import base_route
@@ -405,6 +405,7 @@ def read_agents(
             )
         )
     }
+    shut = {name: row for row in session.scalars(select(Breaker).order_by(Breaker.refusals)) for name in row.agents}
     hour = {
         row[0]: row
         for row in session.execute(
@@ -435,9 +436,15 @@ def read_agents(
             hour.get(name),
             live.get(name, 0),
             tuple(unserved.get(name, ())),
+            shut.get(name),
         )
-        for name in sorted({*work, *paused, *hour, *live})
+        for name in sorted({*work, *paused, *hour, *live, *shut})
     ]
+
+
+def needs_login(breaker: Breaker) -> bool:
+    """Whether a person has to log in: the refusal was confirmed by a probe. The first may be a lost race for a token."""
+    return breaker.kind == OutcomeClass.UNAUTHENTICATED and breaker.refusals > 1
 
 
 def _unserved(session: Session, work: dict[str, AgentWork], served: set[str]) -> dict[str, list[Unserved]]:
@@ -475,14 +482,28 @@ SELECT r.route, t.plan FROM unnest(CAST(:routes AS text[])) AS r(route) CROSS JO
 
 
 def _agent(
-    name: str, work: AgentWork, paused: AgentState | None, hour: Any, live: int, unserved: tuple[Unserved, ...]
+    name: str,
+    work: AgentWork,
+    paused: AgentState | None,
+    hour: Any,
+    live: int,
+    unserved: tuple[Unserved, ...],
+    breaker: Breaker | None,
 ) -> AgentRow:
-    state = "paused" if paused is not None else "no_worker" if unserved and not live else ""
+    state, until, reason, since = "", None, None, None
+    if paused is not None:
+        state, until, reason, since = "paused", paused.paused_until, paused.reason, paused.paused_at
+    elif unserved and not live:
+        state = "no_worker"
+    elif breaker is not None:
+        state = "login" if needs_login(breaker) else "breaker"
+        until, reason, since = breaker.until, breaker.message, breaker.opened_at
     return AgentRow(
         name=name,
         state=state,
-        state_until=None if paused is None else paused.paused_until,
-        state_reason=None if paused is None else paused.reason,
+        state_until=until,
+        state_reason=reason,
+        state_since=since,
         live_workers=live,
         running=work.running,
         ready=work.ready,

@@ -21,7 +21,9 @@ from orchestrator.metrics import Metrics
 from orchestrator.repositories.claims import Known
 from orchestrator.service import Orchestrator
 from orchestrator.worker.desk import Desk
+from orchestrator.worker.gates import Gates
 from orchestrator.worker.observer import Attempt, Complaints, Observers
+from orchestrator.worker.watchdog import once
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ class Claimer:
         orchestrator: Orchestrator,
         desk: Desk,
         agents: Sequence[Agent],
+        gates: Gates,
         metrics: Metrics,
         observers: Observers,
         *,
@@ -53,6 +56,7 @@ class Claimer:
         self._desk = desk
         self._agents = {(agent.name, agent.definition): agent for agent in agents}
         self._known: list[Known] = [orchestrator.known(agent) for agent in agents]
+        self._gates = gates
         self._metrics = metrics
         self._observers = observers
         self._poll = poll
@@ -136,10 +140,10 @@ class Claimer:
             return self._jitter()
         if self._found is False and not self._due():
             return max(0.001, self._next_poll - time.monotonic())
-        took = self._claim_suspect()
+        took = self._probe() + self._claim_suspect()
         asked = desk.free
         if asked > 0:
-            took += self._claim(asked)
+            took += self._claim_offered(asked)
         else:
             self._found = True
             return 0.0
@@ -154,7 +158,7 @@ class Claimer:
             return SECOND_LOOK
         if self._idle is not None and not desk.held and self._orchestrator.idle(self._known, self._plan_id):
             self._idle()
-        pause = self._jitter()
+        pause = self._gates.soon(self._jitter())
         self._next_poll = time.monotonic() + pause
         return pause
 
@@ -168,26 +172,47 @@ class Claimer:
         if now < self._suspects_at or (desk.suspect is not None and desk.suspect in desk.held):
             return 0
         self._suspects_at = now + self._jitter()
-        return self._claim(1, suspects=True)
+        return sum(self._claim(1, known, suspects=True) for known, _ in self._gates.offers(1, desk.attempts)[-1:])
 
-    def _claim(self, limit: int, *, suspects: bool = False) -> int:
+    def _claim_offered(self, free: int) -> int:
+        """Claim for the agents whose gates are open."""
+        took = 0
+        for known, limit in self._gates.offers(free, self._desk.attempts):
+            if took < free:
+                took += self._claim(min(limit, free - took), known)
+        return took
+
+    def _probe(self) -> int:
+        """Claim one task for each login that is to be probed."""
+        worker = self._desk.worker
+        took = 0
+        for name, known in () if worker is None else once(lambda: self._gates.probes(worker)):
+            found = self._claim(1, known, probe=name) or self._claim(1, known, suspects=True, probe=name)
+            if not found:
+                self._gates.nothing_to_probe(name)
+            took += found
+        return took
+
+    def _claim(self, limit: int, known: list[Known], *, suspects: bool = False, probe: str | None = None) -> int:
         self._desk.claims_begun += 1
         try:
-            return self._claim_now(limit, suspects)
+            return self._claim_now(limit, known, suspects, probe)
         finally:
             self._desk.claims_ended += 1
 
-    def _claim_now(self, limit: int, suspects: bool) -> int:
+    def _claim_now(self, limit: int, known: list[Known], suspects: bool, probe: str | None) -> int:
         desk = self._desk
         worker = desk.worker
         if worker is None or self._closing.is_set():
             return 0
-        # Tasks with keys are looked for while there are some, at each poll, and when nothing else is found.
-        keyed = suspects or self._keyed or time.monotonic() >= self._keyed_at
+        # Tasks with keys are looked for while there are some, at each poll, and when nothing else is found. What was
+        # found for some of the agents says nothing of the others.
+        part = suspects or len(known) < len(self._known)
+        keyed = part or self._keyed or time.monotonic() >= self._keyed_at
         claimed = self._orchestrator.claim(
-            worker, self._known, limit, plan_id=self._plan_id, suspects=suspects, keyed=keyed, patience=self._closing
+            worker, known, limit, plan_id=self._plan_id, suspects=suspects, keyed=keyed, patience=self._closing
         )
-        if claimed.keys is not None and not suspects:
+        if claimed.keys is not None and not part:
             self._keyed, self._keyed_at = claimed.keys, time.monotonic() + self._jitter()
         claims = claimed.claims
         if not suspects or claims:
@@ -203,6 +228,9 @@ class Claimer:
         if suspects:
             desk.suspect = attempts[0].key
         desk.taken += len(attempts)
+        self._gates.started(claims)
+        if probe is not None:
+            self._gates.probing(probe, attempts[0])
         self._start(attempts)
         return len(attempts)
 

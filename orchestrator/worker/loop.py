@@ -38,6 +38,7 @@ from orchestrator.worker.alerting import Alerter
 from orchestrator.worker.claimer import Claimer
 from orchestrator.worker.desk import Desk
 from orchestrator.worker.exposition import Health, Port, exposed
+from orchestrator.worker.gates import Gates
 from orchestrator.worker.heartbeat import Heartbeat
 from orchestrator.worker.observer import Attempt, Key, Observer, Observers, Watched
 from orchestrator.worker.recorder import Recorder, interrupted
@@ -144,9 +145,12 @@ class Worker:
             ticks=lambda: self._ticks,
         )
         sweeper = Sweeper(orchestrator, self._who, lambda: self._recorder.look_around()) if watchdog else None
+        known = [orchestrator.known(agent) for agent in self._agents]
+        self._gates = Gates(self._agents, known, orchestrator.breakers)
         self._recorder = Recorder(
             orchestrator,
             self._desk,
+            self._gates,
             self.metrics,
             self._observers,
             sweeper,
@@ -241,6 +245,7 @@ class Worker:
             self._orchestrator,
             self._desk,
             self._agents,
+            self._gates,
             self.metrics,
             self._observers,
             poll=self._settings.poll,
@@ -452,6 +457,8 @@ class Worker:
             return
         outcome = attempt.end(outcome)
         attempt.task = None
+        if self._gates.ended(attempt, outcome):
+            self._claimer.hint()
         desk = self._desk
         desk.queue.append(attempt)
         desk.ended += 1

@@ -174,6 +174,7 @@ class Attempt:
         "claim",
         "ended",
         "outcome",
+        "probe",
         "stop",
         "task",
         "transcript",
@@ -188,6 +189,8 @@ class Attempt:
         self.outcome: Outcome | None = None
         self.ended = False
         self.transcript: Transcript | None = None
+        self.probe: str | None = None
+        """The login whose breaker is open and that this attempt probes."""
         self._board = board
         self._percent: float | None = None
         self._message: str | None = None
@@ -201,6 +204,16 @@ class Attempt:
     @property
     def key(self) -> Key:
         return self.claim.task_id, self.claim.attempt
+
+    @property
+    def age(self) -> float:
+        """Seconds since its claim came in."""
+        return boot_clock() - self.began
+
+    @property
+    def served(self) -> bool:
+        """Whether the provider has answered: the agent used tokens, or a tool."""
+        return self._usage is not None or self._activity is not None
 
     # -- Live: from any thread ----------------------------------------------------------------------------------------
 

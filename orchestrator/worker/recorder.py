@@ -26,6 +26,7 @@ from orchestrator.repositories.events import NewEvent, Piece
 from orchestrator.repositories.runs import Ended, Recorded
 from orchestrator.service import Orchestrator
 from orchestrator.worker.desk import BATCH_ROWS, Desk
+from orchestrator.worker.gates import Gates
 from orchestrator.worker.observer import Attempt, Complaints, Key, Observers, as_events
 from orchestrator.worker.spool import Spool
 from orchestrator.worker.watchdog import Sweeper, once
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 
 BATCH_BYTES = 8 << 20
 EVENTS_EVERY = 1.0
+GATES_EVERY = 1.0
 LIVE_EVERY = 5.0
 CANCEL_EVERY = 1.0
 MINUTES_EVERY = 1.5
@@ -46,6 +48,7 @@ class Recorder:
         self,
         orchestrator: Orchestrator,
         desk: Desk,
+        gates: Gates,
         metrics: Metrics,
         observers: Observers,
         sweeper: Sweeper | None,
@@ -58,6 +61,7 @@ class Recorder:
     ) -> None:
         self._orchestrator = orchestrator
         self._desk = desk
+        self._gates = gates
         self._metrics = metrics
         self._observers = observers
         self._sweeper = sweeper
@@ -78,6 +82,7 @@ class Recorder:
         self._closing = False
         self._now = time.monotonic()
         self._next_events = self._next_live = self._next_cancel = self._next_sweep = self._next_minutes = 0.0
+        self._next_gates = 0.0
         self._due_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
@@ -146,7 +151,7 @@ class Recorder:
 
     def _pause(self) -> float:
         now = time.monotonic()
-        times = [self._next_sweep, self._next_minutes]
+        times = [self._next_sweep, self._next_minutes, self._next_gates]
         if self._desk.held:
             times += [self._next_events, self._next_live, self._next_cancel]
         if self._due_at is not None:
@@ -329,6 +334,10 @@ class Recorder:
     def _chores(self) -> None:
         """What is due now. Raises DatabaseUnavailable at the first fault; the rest comes the next time."""
         now, desk = self._now, self._desk
+        if self._gates.news or now >= self._next_gates:
+            self._next_gates = now + GATES_EVERY
+            if once(lambda: self._gates.exchange(desk.worker)):
+                self._work()
         if desk.held and (self.cancel_now or now >= self._next_cancel):
             self.cancel_now = False
             self._next_cancel = now + CANCEL_EVERY
@@ -422,6 +431,8 @@ class Recorder:
                 if texts := self._desk.board.texts():
                     self._flush_texts(texts, tail=True)
                 self._flush_minutes()
+                if self._gates.news:
+                    once(lambda: self._gates.exchange(self._desk.worker))
         except DatabaseUnavailable as error:
             log.debug("the last counts were not written: %s", error)
         except Exception:
