@@ -17,7 +17,7 @@ from orchestrator.settings import Settings
 
 
 class AsyncOrchestrator:
-    """``add``, ``add_many``, ``wait``, ``status``, ``get``, ``runs`` and ``cancel``, awaited."""
+    """``add``, ``add_many``, ``wait``, ``status``, ``get``, ``runs``, ``cancel`` and the answers to questions, awaited."""
 
     def __init__(self, url: str | None = None, *, settings: Settings | None = None) -> None:
         self.sync = Orchestrator(url, settings=settings)
@@ -65,6 +65,22 @@ class AsyncOrchestrator:
     async def cancel(self, task_id: int, *, actor: str = "python", reason: str | None = None) -> TaskStatus:
         """As ``Orchestrator.cancel``."""
         return await asyncio.to_thread(self.sync.cancel, task_id, actor=actor, reason=reason)
+
+    async def approve(self, task_id: int, **options: Any) -> TaskStatus:
+        """As ``Orchestrator.approve``."""
+        return await asyncio.to_thread(self.sync.approve, task_id, **options)
+
+    async def deny(self, task_id: int, **options: Any) -> TaskStatus:
+        """As ``Orchestrator.deny``."""
+        return await asyncio.to_thread(self.sync.deny, task_id, **options)
+
+    async def answer(self, task_id: int, text: str, **options: Any) -> TaskStatus:
+        """As ``Orchestrator.answer``."""
+        return await asyncio.to_thread(self.sync.answer, task_id, text, **options)
+
+    async def questions(self, **options: Any) -> list[dict[str, Any]]:
+        """As ``Orchestrator.questions.list``."""
+        return await asyncio.to_thread(self.sync.questions.list, **options)
 
     async def close(self) -> None:
         """Close every connection."""

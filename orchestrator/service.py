@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
@@ -34,12 +33,13 @@ from orchestrator.database.lines import SILENCE
 from orchestrator.database.notify import CANCEL, Notifier
 from orchestrator.database.transient import transient
 from orchestrator.domain.alerts import Thresholds
+from orchestrator.domain.asking import Verdict
 from orchestrator.domain.entities import Run, Task
-from orchestrator.domain.given import AgentDefinition, NewTask
+from orchestrator.domain.given import AgentDefinition, NewTask, new_task
 from orchestrator.domain.identity import Identity
 from orchestrator.domain.outcome import Budget, Claim, Outcome, RetryPolicy, Usage
 from orchestrator.domain.prices import Prices
-from orchestrator.domain.words import ENDED, OnLimit, OutcomeClass, TaskStatus
+from orchestrator.domain.words import ENDED, OutcomeClass, TaskStatus
 from orchestrator.errors import (
     DatabaseUnavailable,
     InvalidInput,
@@ -61,10 +61,12 @@ from orchestrator.repositories.breakers import BreakerRepository
 from orchestrator.repositories.claims import Claimed, Known
 from orchestrator.repositories.diagnosis import DiagnosisRepository
 from orchestrator.repositories.events import EventRepository
+from orchestrator.repositories.filters import TaskFilter
 from orchestrator.repositories.health import HealthRepository
 from orchestrator.repositories.minutes import MinuteRepository
 from orchestrator.repositories.operations import OperationsRepository
 from orchestrator.repositories.plans import PlanRepository, Submitted
+from orchestrator.repositories.questions import QuestionRepository
 from orchestrator.repositories.reading import ReadingRepository
 from orchestrator.repositories.retention import RetentionRepository
 from orchestrator.repositories.runs import Ended, Recorded, RunRepository
@@ -115,6 +117,7 @@ class Orchestrator:
         self.events = EventRepository(self._engine)
         self.minutes = MinuteRepository(self._engine)
         self.operations = OperationsRepository(self._engine)
+        self.questions = QuestionRepository(self._engine)
         self.agent_states = AgentRepository(self._engine)
         self.breakers = BreakerRepository(self._engine)
         self.audit = AuditRepository(self._engine)
@@ -187,6 +190,9 @@ class Orchestrator:
             give_up_after=CLAIM_PATIENCE,
             stop=patience,
         )
+        again = [claim.task_id for claim in claimed.claims if claim.attempt > 1]
+        if again:
+            claimed = self._carry(claimed, again, patience)
         unresolved = [claim.task_id for claim in claimed.claims if claim.template]
         if not unresolved:
             return claimed
@@ -198,6 +204,14 @@ class Orchestrator:
             if claim.template
             else claim
             for claim in claimed.claims
+        ]
+        return replace(claimed, claims=claims)
+
+    def _carry(self, claimed: Claimed, again: Sequence[int], patience: threading.Event | None) -> Claimed:
+        """*claimed* with what the attempts before left to those of *again*: what people answered."""
+        said = transient(lambda: self.questions.answers(again), give_up_after=CLAIM_PATIENCE, stop=patience)
+        claims = [
+            replace(claim, answered=said[claim.task_id]) if claim.task_id in said else claim for claim in claimed.claims
         ]
         return replace(claimed, claims=claims)
 
@@ -215,6 +229,10 @@ class Orchestrator:
             live = spending = Spending(claim, live, stop, self._prices, model=model, loop=loop)
             if (over := spending.over_before_it_began()) is not None:
                 return over
+        for told in claim.answered:
+            if told.attempt == claim.attempt - 1:
+                by = f" (by {told.actor})" if told.actor else ""
+                live.write("answer", f"{told.question} {told.answer}{by}")
         if claim.template:
             try:
                 claim = replace(claim, input=resolve(claim.input, claim.params), template=False)
@@ -433,6 +451,52 @@ class Orchestrator:
         self.notify({self.get(task_id).agent})
         return status
 
+    def approve(
+        self, task_id: int, *, name: str | None = None, actor: str = "python", reason: str | None = None
+    ) -> TaskStatus:
+        """Approve what a task asks; committed on return. Returns its status now: pending, or waiting for another answer.
+
+        *name* says which question of several. Raises Conflict when nothing is open (somebody else was first, and the
+        error says who), InvalidInput for a question that wants words, NotFound.
+        """
+        return self._say(task_id, Verdict.APPROVED, actor, name=name, reason=reason)
+
+    def deny(
+        self, task_id: int, *, name: str | None = None, actor: str = "python", reason: str | None = None
+    ) -> TaskStatus:
+        """Refuse what a task asks, as ``approve``; it is cancelled, unless it asked for leave to use a tool."""
+        return self._say(task_id, Verdict.DENIED, actor, name=name, reason=reason)
+
+    def answer(
+        self, task_id: int, text: str, *, name: str | None = None, actor: str = "python", reason: str | None = None
+    ) -> TaskStatus:
+        """Answer what a task asks, as ``approve``. Raises InvalidInput for an answer that is none of the choices."""
+        return self._say(task_id, Verdict.ANSWERED, actor, text=text, name=name, reason=reason)
+
+    def _say(self, task_id: int, verdict: Verdict, actor: str, **said: Any) -> TaskStatus:
+        # Once: repeated after a commit whose answer was lost it would find its own word and call it somebody else's.
+        changed = transient(
+            lambda: self.questions.say(TaskFilter(ids=[task_id]), verdict, actor=actor, **said), give_up_after=0
+        )
+        self.notify(changed.wake)
+        return self._status(task_id)
+
+    def _status(self, task_id: int) -> TaskStatus:
+        status = transient(lambda: self.reading.statuses([task_id]), give_up_after=0).get(task_id)
+        if status is None:
+            raise NotFound(f"task {task_id} does not exist", task=task_id)
+        return status
+
+    def expire_questions(self) -> int:
+        """Take the defaults of questions whose deadline has passed, or end their tasks; return how many there were."""
+        total = 0
+        while True:
+            number, wake = transient(self.questions.expire, give_up_after=0)
+            self.notify(wake)
+            total += number
+            if number == 0:
+                return total
+
     # -- workers and the watchdog ---------------------------------------------------------------------------------
 
     def register(
@@ -554,60 +618,6 @@ class Orchestrator:
         return transient(lambda: self._tasks.idle(agents, plan_id), give_up_after=0)
 
 
-def new_task(given: Mapping[str, Any]) -> NewTask:
-    """A NewTask from the arguments of ``add``. Raises InvalidInput for an unknown one."""
-    if not isinstance(given, Mapping):
-        raise InvalidInput(f"a task: expected the arguments of add as a mapping, found {given!r:.100}")
-    values: dict[str, Any] = dict(given)
-    parts = {
-        part: values.pop(f"budget_{part}")
-        for part in ("seconds", "tokens", "usd", "turns")
-        if f"budget_{part}" in values
-    }
-    limit = values.pop("on_limit", None)
-    if parts or limit is not None:
-        if values.get("budget") is not None:
-            raise InvalidInput("budget: give either budget or its parts, not both")
-        parts = {name: value for name, value in parts.items() if value is not None}
-        values["budget"] = {**parts, "on_limit": limit or OnLimit.FAIL} if parts or limit else None
-    for field, kind in (("retry", RetryPolicy), ("budget", Budget)):
-        if values.get(field) is not None:
-            values[field] = _value(field, kind, values[field])
-    after = values.get("after")
-    if after is not None:
-        try:
-            values["after"] = (after,) if isinstance(after, int | str) else tuple(after)
-        except TypeError:
-            raise InvalidInput(f"after: expected ids of tasks, found {after!r:.100}") from None
-    at = values.get("at")
-    if at is not None and not isinstance(at, datetime):
-        raise InvalidInput(f"at: expected a datetime, found {at!r}")
-    try:
-        return NewTask(**values)
-    except TypeError:
-        unknown = sorted(set(values) - set(NewTask.__dataclass_fields__))
-        if "agent" not in values:
-            raise InvalidInput("agent: a task needs the name of its agent") from None
-        raise InvalidInput(f"unknown field {unknown[0]!r} of a task" if unknown else f"not a task: {given!r}") from None
-
-
-def _value(field: str, kind: type[RetryPolicy] | type[Budget], given: Any) -> Any:
-    """*given* as a value of *kind*, which it may be already. Raises InvalidInput."""
-    if isinstance(given, kind):
-        return given
-    known = tuple(kind.__dataclass_fields__)
-    if not isinstance(given, Mapping) or not set(given) <= set(known):
-        raise InvalidInput(f"{field}: expected {', '.join(known)}, found {given!r:.100}")
-    values = dict(given)
-    if "on_limit" in values:
-        try:
-            values["on_limit"] = OnLimit(values["on_limit"])
-        except ValueError:
-            words = ", ".join(each.value for each in OnLimit)
-            raise InvalidInput(f"on_limit: expected one of {words}, found {values['on_limit']!r:.100}") from None
-    return kind(**values)
-
-
 def unknown_agent(name: str, known: Iterable[str]) -> UnknownAgent:
     """The error for an agent name that nothing here defines, with the nearest one that something does."""
     import difflib
@@ -677,4 +687,4 @@ class _Renewal:
                 self._stop()
 
 
-__all__ = ["AgentLike", "Orchestrator", "new_task", "unknown_agent"]
+__all__ = ["AgentLike", "Orchestrator", "unknown_agent"]

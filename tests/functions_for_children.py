@@ -166,3 +166,9 @@ not_a_function = 5
 def signal_name(number: int) -> str:
     """The name of a signal."""
     return signal.Signals(number).name
+
+
+@agent("asks")
+def asks(ctx: Context) -> dict[str, Any]:
+    """Ask a person, blocking."""
+    return {"answer": ctx.ask("Send it?", choices=["yes", "no"], deadline=60, default="no"), "pid": os.getpid()}

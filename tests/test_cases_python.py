@@ -148,7 +148,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "budget twice": ({"agent": "a", "budget": Budget(1.0), "budget_seconds": 1}, "budget"),
     "budget is nothing": ({"agent": "a", "budget_seconds": 0}, "budget seconds"),
     "on_limit is no word": ({"agent": "a", "on_limit": "explode"}, "on_limit"),
-    "approval": ({"agent": "a", "approval": True}, "approval"),
+    "approval": ({"agent": "a", "approval": "yes"}, "approval"),
 }
 
 

@@ -245,7 +245,7 @@ def test_all_faults_at_once_with_lines(faults: FindFaults) -> None:
             tags: {n: 1}
             budget: {seconds: 0, secnds: 1}
             retry: {factor: 0.5}
-            approval: true
+            approval: maybe
           - agent: coder
             after: [nobody, 0, true]
         """
@@ -267,7 +267,7 @@ def test_all_faults_at_once_with_lines(faults: FindFaults) -> None:
         "20: budget.seconds: expected a number, more than 0, found 0",
         "20: budget: unknown key 'secnds'; did you mean 'seconds'?",
         "21: retry.factor: expected a number, 1 or more, found 0.5",
-        "22: approval: approval: true is not supported yet",
+        "22: approval: expected true or false, found 'maybe'",
         "24: after: 0 is not the id of a task",
         "24: after: expected names of tasks, or ids, found true",
     ):

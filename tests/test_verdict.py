@@ -19,6 +19,7 @@ from orchestrator.agents.faults import (
 from orchestrator.agents.functions import Permanent, RateLimited, Transient, Unauthenticated
 from orchestrator.agents.readers import Findings, make_reader
 from orchestrator.agents.verdict import verdict
+from orchestrator.domain.asking import Ask
 from orchestrator.domain.outcome import Outcome
 from orchestrator.domain.words import OutcomeClass
 from tests.told import Told, lines
@@ -258,12 +259,26 @@ def test_the_table(given: dict[str, Any], status: str, cause: str | None, messag
 
 
 def test_a_question_has_no_exit_code() -> None:
-    """An agent that asked a person fails for good, and is told why; its exit code does not matter."""
-    findings = Findings(asks=[{"name": "send", "question": "Send it?"}])
+    """An agent that asked a person is suspended with its questions; its exit code does not matter."""
+    ask = Ask("send", "Send it?")
     for code in (0, 1, 75):
-        outcome = verdict(findings, exit_code=code, signal=None, exit_codes={}, stop_reason=None)
-        assert outcome.status is OutcomeClass.PERMANENT
-        assert outcome.message == "asking a person is not supported yet: send was left unanswered"
+        outcome = verdict(Findings(asks=[ask]), exit_code=code, signal=None, exit_codes={}, stop_reason=None)
+        assert (outcome.status, outcome.cause, outcome.message) == (OutcomeClass.SUSPENDED, "asked", "Send it?")
+        assert outcome.asks == (ask,)
+
+
+def test_a_question_that_was_answered_is_not_asked_for_ever() -> None:
+    """An attempt that asks only what it had been told uses up a retry; what is new beside it is asked (S53)."""
+    old, new = Ask("send", "Send it?"), Ask("to", "To whom?")
+
+    def judged(*asks: Ask) -> Outcome:
+        findings = Findings(asks=list(asks))
+        return verdict(findings, exit_code=0, signal=None, exit_codes={}, stop_reason=None, answered={"send": "denied"})
+
+    again = judged(old)
+    assert (again.status, again.cause) == (OutcomeClass.TRANSIENT, "asked_again")
+    assert again.message == "it asked 'send' again, which had been answered; a new question needs another name"
+    assert judged(old, new).asks == (new,)
 
 
 @pytest.mark.parametrize(

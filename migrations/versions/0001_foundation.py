@@ -279,6 +279,7 @@ def upgrade() -> None:
         sa.Column("claimed_by", sa.Uuid(), nullable=True),
         sa.Column("cancel_requested_at", postgresql.TIMESTAMP(timezone=True), nullable=True),
         sa.Column("held_at", postgresql.TIMESTAMP(timezone=True), nullable=True),
+        sa.Column("needs_approval", sa.Boolean(), server_default="false", nullable=False),
         sa.Column("title", sa.Text(), nullable=True),
         sa.Column("name", sa.Text(), nullable=True),
         sa.Column("plan", sa.Text(), nullable=True),
@@ -430,6 +431,53 @@ def upgrade() -> None:
     )
     op.create_index(op.f("key_holders_kind_name"), "key_holders", ["kind", "name"], unique=False)
     op.create_table(
+        "questions",
+        sa.Column("id", sa.BigInteger(), sa.Identity(always=False), nullable=False),
+        sa.Column("task_id", sa.BigInteger(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("kind", sa.Text(), server_default="ask", nullable=False),
+        sa.Column("question", sa.Text(), nullable=False),
+        sa.Column("choices", postgresql.ARRAY(sa.Text()), server_default="{}", nullable=False),
+        sa.Column("deadline", postgresql.TIMESTAMP(timezone=True), nullable=True),
+        sa.Column("default", sa.Text(), nullable=True),
+        sa.Column("yes", sa.Text(), nullable=True),
+        sa.Column("no", sa.Text(), nullable=True),
+        sa.Column("grants", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True),
+        sa.Column("details", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True),
+        sa.Column("attempt", sa.Integer(), server_default="0", nullable=False),
+        sa.Column(
+            "asked_at", postgresql.TIMESTAMP(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
+        ),
+        sa.Column("answered_at", postgresql.TIMESTAMP(timezone=True), nullable=True),
+        sa.Column("verdict", sa.Text(), nullable=True),
+        sa.Column("answer", sa.Text(), nullable=True),
+        sa.Column("actor", sa.Text(), nullable=True),
+        sa.Column("reason", sa.Text(), nullable=True),
+        sa.CheckConstraint("kind IN ('approval', 'ask', 'permission', 'budget')", name=op.f("questions_kind_check")),
+        sa.CheckConstraint(
+            "verdict IS NULL OR verdict IN ('approved', 'denied', 'answered', 'expired', 'withdrawn')",
+            name=op.f("questions_verdict_check"),
+        ),
+        sa.CheckConstraint("(answered_at IS NULL) = (verdict IS NULL)", name=op.f("questions_answered_at_check")),
+        sa.ForeignKeyConstraint(["task_id"], ["tasks.id"], name=op.f("questions_task_id_fkey"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("id", name=op.f("questions_pkey")),
+    )
+    op.create_index("questions_of_task", "questions", ["task_id", "id"], unique=False)
+    op.create_index(
+        "questions_open",
+        "questions",
+        ["deadline", "asked_at"],
+        unique=False,
+        postgresql_where=sa.text("answered_at IS NULL"),
+    )
+    op.create_index(
+        "questions_open_name",
+        "questions",
+        ["task_id", "name"],
+        unique=True,
+        postgresql_where=sa.text("answered_at IS NULL"),
+    )
+    op.create_table(
         "runs",
         sa.Column("id", sa.BigInteger(), sa.Identity(always=False), nullable=False),
         sa.Column("task_id", sa.BigInteger(), nullable=False),
@@ -505,6 +553,10 @@ def downgrade() -> None:
     op.drop_index(op.f("task_dependencies_depends_on"), table_name="task_dependencies")
     op.drop_table("task_dependencies")
     op.drop_table("runs")
+    op.drop_index("questions_open_name", table_name="questions", postgresql_where=sa.text("answered_at IS NULL"))
+    op.drop_index("questions_open", table_name="questions", postgresql_where=sa.text("answered_at IS NULL"))
+    op.drop_index("questions_of_task", table_name="questions")
+    op.drop_table("questions")
     op.drop_index(op.f("key_holders_kind_name"), table_name="key_holders")
     op.drop_table("key_holders")
     op.drop_index(

@@ -28,6 +28,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from orchestrator.agents.functions import AgentFunction, Context, is_async, to_json
+from orchestrator.domain.asking import Ask
 
 BOOT = (
     "import sys; sys.path.append(sys.argv[1]); from orchestrator.agents.child import main; "
@@ -234,10 +235,14 @@ def _run(
                 result = _await(result)
         if _Stopped.asked:
             return {"t": "end", "status": "stopped"}
+        if context.open_question is not None:
+            return _suspended(context.open_question, returned=True)
         return {"t": "end", "status": "done", "result": to_json(result)}
     except BaseException as error:  # noqa: BLE001 - whatever it raises ends its task, not its process
         if _Stopped.asked:
             return {"t": "end", "status": "stopped"}
+        if context.open_question is not None:
+            return _suspended(context.open_question, returned=False)
         from orchestrator.agents.faults import outcome_of
 
         outcome = outcome_of(error, below=__file__)
@@ -250,6 +255,23 @@ def _run(
             "retry_after": outcome.retry_after,
             "notes": list(outcome.notes),
         }
+
+
+def _suspended(ask: Ask, *, returned: bool) -> dict[str, Any]:
+    """The frame that ends a task with a question, in the words of the events file."""
+    deadline = ask.seconds if ask.deadline is None else ask.deadline.isoformat()
+    return {
+        "t": "end",
+        "status": "suspended",
+        "returned": returned,
+        "ask": {
+            "name": ask.name,
+            "question": ask.question,
+            "choices": list(ask.choices),
+            "deadline": deadline,
+            "default": ask.default,
+        },
+    }
 
 
 def _limit_memory(megabytes: int) -> None:

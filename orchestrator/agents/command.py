@@ -271,6 +271,7 @@ class CommandAttempt(Telling):
         super().__init__(live, Meter(claim.meter, resumed=resumed))
         self._definition = definition
         self._stop = stop
+        self._answered = claim.answers
         self._start = start
         self._tree = tree
         self._secrets = secrets
@@ -313,16 +314,17 @@ class CommandAttempt(Telling):
                 await self._end_rest()
             else:
                 # a result that had come before the request is a result
-                given_before = self._reader.has_result
-                asked = self._stop.reason is not None
-                if asked and not given_before:
+                self._read_events()
+                given_before = self._reader.has_result or self._asks
+                what = "question" if self._asks else "result"
+                if self._stop.reason is not None and not given_before:
                     reason = self._stop.reason
                     await self._before_the_end()
-                elif asked:
-                    self.notes.append("the agent was asked to end after it had given its result; the result counts")
+                elif self._stop.reason is not None:
+                    self.notes.append(f"the agent was told to end after it had given its {what}; the {what} counts")
                 elif self.ends_by_itself:
                     self.notes.append(
-                        f"the agent still ran {given.result_grace:g} s after its result and was ended; the result counts"
+                        f"the agent still ran {given.result_grace:g} s after its {what} and was ended; the {what} counts"
                     )
                 self._tell(await tree.end(given.kill_grace), whole=True)
             await self._drain()
@@ -357,6 +359,7 @@ class CommandAttempt(Telling):
             exit_codes=self._definition.exit_codes,
             stop_reason=reason,
             stop_message=self._stop.message if reason is not None else None,
+            answered=self._answered,
         )
         size = TranscriptSize(
             bytes=sum(output.bytes for output in self._outputs.values()),
@@ -433,9 +436,13 @@ class CommandAttempt(Telling):
                 self._live.activity(self._doing)
         self._has_said_all()
 
+    @property
+    def _asks(self) -> bool:
+        return self._events.asked or self._reader.asked
+
     def _has_said_all(self) -> None:
-        """Once the result is there, the agent has only ``result_grace`` to end."""
-        if self._result_at is None and self._reader.has_result:
+        """Once the result or a question is there, the agent has only ``result_grace`` to end."""
+        if self._result_at is None and (self._reader.has_result or self._asks):
             self._result_at = self._loop.time()
             self._timers.append(self._loop.call_later(self._definition.result_grace, self._wake))
 
@@ -532,3 +539,5 @@ class CommandAttempt(Telling):
                     break
         if final:
             self._events.feed(self._events_redactor.flush())
+        elif self._events.asked:
+            self._has_said_all()

@@ -10,12 +10,14 @@ import dataclasses
 import inspect
 import json
 import math
-from collections.abc import Callable, Mapping
-from datetime import date, datetime
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime, timedelta
 from pathlib import PurePath
-from typing import Any, ClassVar, Generic, Literal, NoReturn, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, ClassVar, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
+from orchestrator.domain.asking import Ask, read_ask
 from orchestrator.domain.outcome import Budget, RetryPolicy
 from orchestrator.domain.words import OnLimit, OutcomeClass
 from orchestrator.errors import InvalidInput, OrchestratorError
@@ -108,6 +110,14 @@ class Channel(Protocol):
     def log(self, text: str) -> None: ...
 
 
+class Asked(BaseException):
+    """Ends an attempt that asks a person. No Exception: a function's own handlers are not to take it for a failure."""
+
+    def __init__(self, ask: Ask) -> None:
+        super().__init__(ask.question)
+        self.ask = ask
+
+
 class Context:
     """The one argument of an agent function.
 
@@ -116,7 +126,20 @@ class Context:
     after the attempt has ended they do nothing.
     """
 
-    __slots__ = ("_channel", "_session", "agent", "attempt", "input", "name", "params", "plan", "task_id", "title")
+    __slots__ = (
+        "_answers",
+        "_channel",
+        "_open_question",
+        "_session",
+        "agent",
+        "attempt",
+        "input",
+        "name",
+        "params",
+        "plan",
+        "task_id",
+        "title",
+    )
 
     def __init__(
         self,
@@ -131,8 +154,11 @@ class Context:
         name: str | None = None,
         plan: str | None = None,
         session: str | None = None,
+        answers: Mapping[str, str] | None = None,
     ) -> None:
         self._channel = channel
+        self._answers = dict(answers or {})
+        self._open_question: Ask | None = None
         self.agent = agent
         self.task_id = task_id
         self.attempt = attempt
@@ -145,6 +171,11 @@ class Context:
 
     def __repr__(self) -> str:
         return f"<Context of {self.agent!r}: task {self.task_id}, attempt {self.attempt}>"
+
+    @property
+    def open_question(self) -> Ask | None:
+        """What this attempt has asked and was not told: it ends with it, whatever the function made of it."""
+        return self._open_question
 
     @property
     def session(self) -> Session:
@@ -185,14 +216,50 @@ class Context:
 
     def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Not supported yet: raises."""
-        self._not_yet("ctx.step")
+        raise OrchestratorError(f"ctx.step is not supported yet (task {self.task_id})", task=self.task_id)
 
-    def ask(self, question: str, **options: Any) -> Any:
-        """Not supported yet: raises."""
-        self._not_yet("ctx.ask")
+    def ask(
+        self,
+        question: str,
+        *,
+        choices: Sequence[str] | None = None,
+        name: str | None = None,
+        deadline: float | timedelta | datetime | None = None,
+        default: str | None = None,
+    ) -> Any:
+        """Ask a person, and return the answer, a text; in a coroutine it is awaited.
 
-    def _not_yet(self, what: str) -> NoReturn:
-        raise OrchestratorError(f"{what} is not supported yet (task {self.task_id})", task=self.task_id)
+        The first time the attempt ends here, by a ``BaseException``, and its slot is free while the person thinks; the
+        attempt after the answer gets it at once. *name* is the question's place (default: its own words): the same name
+        has the same answer for good. With *choices* only these can be answered. At the *deadline* (seconds from now, or
+        an instant) *default* is the answer, and without a default the task is cancelled. Raises InvalidInput.
+        """
+        given = {"question": question, "choices": choices, "name": name, "deadline": deadline, "default": default}
+        ask = read_ask(given)
+        if _in_coroutine():
+            return self._asked_in_coroutine(ask)
+        return self._answer_of(ask)
+
+    async def _asked_in_coroutine(self, ask: Ask) -> str:
+        return self._answer_of(ask)
+
+    def _answer_of(self, ask: Ask) -> str:
+        if ask.name in self._answers:
+            return self._answers[ask.name]
+        self._open_question = ask
+        raise Asked(ask)
+
+
+def _in_coroutine() -> bool:
+    """Whether an event loop runs in this thread: then what can wait is awaited."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None:
+        return False
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 # What a function may return --------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import sys
 import threading
 import types
 from collections.abc import Coroutine, Generator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from signal import SIGTERM, Signals
@@ -28,6 +29,7 @@ from orchestrator.agents.functions import AgentFunction, Context, is_async, to_j
 from orchestrator.agents.meter import Meter, read_report
 from orchestrator.agents.protocol import AgentDefaults, Live, Stop
 from orchestrator.agents.shipping import directions
+from orchestrator.domain.asking import Ask, read_ask
 from orchestrator.domain.given import AgentDefinition, Login
 from orchestrator.domain.outcome import Claim, Outcome, Usage
 from orchestrator.domain.words import OutcomeClass
@@ -320,6 +322,8 @@ class PythonAgent:
                 session=words.current,
                 notes=notes,
             )
+        if context.open_question is not None:
+            return _suspended(context.open_question, returned, usage, words)
         if failure is None:
             try:
                 result = to_json(result)
@@ -403,6 +407,8 @@ class PythonAgent:
             return Outcome(
                 OutcomeClass.DONE, result=frame["result"], usage=usage, session=words.current, notes=tuple(words.notes)
             )
+        if frame["status"] == "suspended":
+            return _suspended(read_ask(frame["ask"]), bool(frame["returned"]), usage, words)
         notes = tuple(frame.get("notes") or ())
         if notes:
             live.write("error", "\n".join(notes))
@@ -500,26 +506,31 @@ def _task_of(claim: Claim) -> dict[str, Any]:
         "name": claim.name,
         "plan": claim.plan,
         "session": claim.session,
+        "answers": claim.answers,
     }
+
+
+def _suspended(ask: Ask, returned: bool, usage: Usage | None, words: _Words) -> Outcome:
+    """The outcome of an attempt that asks *ask*."""
+    notes = tuple(words.notes)
+    if returned:
+        notes += ("it went on after ctx.ask and returned; the question counts, the result does not",)
+    return Outcome(
+        OutcomeClass.SUSPENDED,
+        cause="asked",
+        message=shorten(ask.question),
+        usage=usage,
+        session=words.current,
+        notes=notes,
+        asks=(ask,),
+    )
 
 
 def _complete(outcome: Outcome, usage: Usage | None, words: _Words, notes: tuple[str, ...]) -> Outcome:
     """*outcome* with what the words of the attempt add to it."""
     words.open = False
     added = [note for note in (*notes, *words.notes) if note not in outcome.notes]
-    return Outcome(
-        outcome.status,
-        cause=outcome.cause,
-        message=outcome.message,
-        result=outcome.result,
-        exit_code=outcome.exit_code,
-        signal=outcome.signal,
-        retry_at=outcome.retry_at,
-        retry_after=outcome.retry_after,
-        usage=usage,
-        session=words.current,
-        notes=(*outcome.notes, *added),
-    )
+    return replace(outcome, usage=usage, session=words.current, notes=(*outcome.notes, *added))
 
 
 def _about(ended: Any, *, leftovers: bool) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from orchestrator.agents.reading import (
     parse,
     text_of,
 )
+from orchestrator.domain.asking import read_ask
 from orchestrator.errors import InvalidInput
 
 __all__ = ["OUTPUTS", "EventsFile", "Findings", "Reader", "Signals", "make_reader", "merge"]
@@ -133,11 +134,10 @@ def read_contract_line(event: dict[str, Any], findings: Findings, signals: Signa
         else:
             findings.note("a checkpoint without name (a text) and value was ignored")
     elif kind == "ask":
-        if text_of(event.get("question")):
-            if not any(one.get("name") == event.get("name") for one in findings.asks):
-                findings.asks.append(event)
-        else:
-            findings.note("an ask without a question was ignored")
+        try:
+            findings.ask(read_ask(event))
+        except InvalidInput as error:
+            findings.note(f"a question was ignored: {error.message}")
 
 
 class EventsFile:
@@ -150,7 +150,7 @@ class EventsFile:
 
     @property
     def asked(self) -> bool:
-        """Whether the agent asked a person: then its exit code does not count."""
+        """Whether the agent asked a person: then its exit code does not count, and it has only its grace to end."""
         return bool(self._findings.asks)
 
     def feed(self, data: bytes) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from orchestrator.agents.faults import Fault, shorten
 from orchestrator.agents.meter import Report
+from orchestrator.domain.asking import Ask
 
 LINE_LIMIT = 16 * 1024 * 1024
 """A longer line is left out, with a note: an agent cannot make us hold more than this."""
@@ -23,6 +24,7 @@ TEXT_LIMIT = 64 * 1024
 _TAIL = 8 * 1024
 JOINED_LIMIT = 1024 * 1024
 _NOTES = 20
+_ASKS = 20
 _NO_BRACE = 64 * 1024
 
 
@@ -70,13 +72,23 @@ class Findings:
     denied: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
     last_lines: list[str] = field(default_factory=list)
-    asks: list[dict[str, Any]] = field(default_factory=list)
+    asks: list[Ask] = field(default_factory=list)
     checkpoints: dict[str, Any] = field(default_factory=dict)
 
     @property
     def last_line(self) -> str:
         """The last words that mean something: of stderr, else of stdout; empty if there were none."""
         return self.last_lines[-1] if self.last_lines else ""
+
+    def ask(self, ask: Ask) -> None:
+        """Keep a question: one of a name. Other words under that name are left out with a note, never put in its place."""
+        same = next((one for one in self.asks if one.name == ask.name), None)
+        if same is None and len(self.asks) < _ASKS:
+            self.asks.append(ask)
+        elif same is None:
+            self.note(f"more than {_ASKS} questions at once: the others were left out")
+        elif same.question != ask.question:
+            self.note(f"asked under the name {ask.name!r:.100} twice, with other words: the first question counts")
 
     def note(self, text: str) -> None:
         """Keep a sentence for the run row, once, and not without end."""
@@ -89,7 +101,8 @@ def merge(output: Findings, events: Findings) -> Findings:
     if events.has_result:
         output.result, output.has_result = events.result, True
     output.session = output.session or events.session
-    output.asks.extend(events.asks)
+    for ask in events.asks:
+        output.ask(ask)
     output.checkpoints.update(events.checkpoints)
     for note in events.notes:
         output.note(note)
@@ -273,6 +286,11 @@ class Reader:
         self._stderr = Tail(_TAIL)
         self.has_result = False
         self.busy: str | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether the agent asked a person: then its exit code does not count, and it has only that grace to end."""
+        return bool(self._findings.asks)
 
     def feed(self, stream: str, data: bytes) -> None:
         """Read *data* that the agent wrote to *stream* (``stdout`` or ``stderr``)."""

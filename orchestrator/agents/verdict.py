@@ -3,7 +3,8 @@
 The rows are tried from top to bottom and the first that fits decides:
 
     we asked it to end                        → the class that was asked for
-    it asked a person                         → permanent   asking is not supported yet
+    it asked a person                         → suspended   asked; the task waits for the answer
+    it asked only what it had been told       → transient   asked_again
     exit code that the agent's author mapped  → that class (``done`` not where the agent said it failed)
     it said that it failed                    → the class of what it said: 429 → rate_limited, 401 → unauthenticated, …
     exit 75 / 77                              → transient / permanent
@@ -19,7 +20,7 @@ The rows are tried from top to bottom and the first that fits decides:
 from __future__ import annotations
 
 import signal as signals
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from orchestrator.agents.faults import Fault, from_status, from_text, shorten
@@ -51,11 +52,13 @@ def verdict(
     exit_codes: Mapping[int, str],
     stop_reason: OutcomeClass | None,
     stop_message: str | None = None,
+    answered: Collection[str] = (),
 ) -> Outcome:
     """Return the outcome of an attempt: class, cause, message, result, session and notes.
 
     ``stop_reason`` is why we ended the attempt; leave it None if the agent had given its result before. ``exit_codes``
-    are the agent author's own (names of outcome classes). Usage, transcript and elapsed time are the caller's to add.
+    are the agent author's own (names of outcome classes), ``answered`` the names of the questions whose answers the
+    attempt was started with. Usage, transcript and elapsed time are the caller's to add.
     """
     notes = list(findings.notes)
     result = findings.result if findings.has_result else None
@@ -80,9 +83,13 @@ def verdict(
     if stop_reason is not None:
         return ends(stop_reason, str(stop_reason), stop_message)
     if findings.asks:
-        name = str(findings.asks[0].get("name") or "")
-        text = f"asking a person is not supported yet: {name or 'a question'} was left unanswered"
-        return ends(OutcomeClass.PERMANENT, "ask_not_supported", text)
+        # Asked under a name that was answered before it began: to suspend it again could go on for ever, at a price.
+        fresh = tuple(ask for ask in findings.asks if ask.name not in answered)
+        if fresh:
+            return ends(OutcomeClass.SUSPENDED, "asked", fresh[0].question, asks=fresh)
+        name = findings.asks[0].name
+        text = f"it asked {name!r:.200} again, which had been answered; a new question needs another name"
+        return ends(OutcomeClass.TRANSIENT, "asked_again", text)
 
     mapped = exit_codes.get(exit_code) if exit_code is not None and signal is None else None
     fault = findings.fault if findings.is_error else None

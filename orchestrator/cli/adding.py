@@ -59,7 +59,7 @@ def add(
     after: Annotated[
         list[str] | None, typer.Option("--after", metavar="ID", help="Only when these tasks are done. Repeatable.")
     ] = None,
-    approval: Annotated[bool, typer.Option("--approval", hidden=True)] = False,
+    approval: Annotated[bool, typer.Option("--approval", help="Start only when a person has said approve ID.")] = False,
     tag: Annotated[list[str] | None, typer.Option("--tag", metavar="K=V", help="For list --tag. Repeatable.")] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Take an agent's name that is configured only elsewhere.")
@@ -79,13 +79,13 @@ def add(
     own = state.of(context, as_json)
     _refuse_what_comes_later(
         {
-            "approval": approval or None,
             "on-limit ask": True if on_limit == "ask" else None,
         }
     )
     values: dict[str, Any] = {
         "title": title,
         "priority": priority,
+        "approval": approval,
         "max_retries": max_retries,
         "budget_seconds": None if budget_seconds is None else options.seconds(budget_seconds, "--budget-seconds"),
         "budget_tokens": budget_tokens,
@@ -147,16 +147,21 @@ def _input(text: str | None, file: str | None) -> str | None:
         raise InvalidInput("give either --input or --input-file, not both")
     if file is None:
         return text
+    return file_text(file, "--input-file")
+
+
+def file_text(file: str, option: str) -> str:
+    """The text in *file*, ``-`` is standard input. Raises InvalidInput for what cannot be read or is no UTF-8."""
     shown = "standard input" if file == "-" else file
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
-        raise InvalidInput(f"--input-file: {shown} cannot be read: {error.strerror or error}") from error
+        raise InvalidInput(f"{option}: {shown} cannot be read: {error.strerror or error}") from error
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidInput(
-            f"--input-file: {shown} is not UTF-8 text: byte {error.start + 1} is 0x{data[error.start]:02x}"
+            f"{option}: {shown} is not UTF-8 text: byte {error.start + 1} is 0x{data[error.start]:02x}"
         ) from None
 
 

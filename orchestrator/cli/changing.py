@@ -36,6 +36,9 @@ _DONE = {
     "hold": "held",
     "release": "released",
     "priority": "given the priority",
+    "approve": "approved",
+    "deny": "denied",
+    "answer": "answered",
 }
 
 
@@ -64,8 +67,8 @@ def cancel(
       orchestrator cancel --agent coder --status pending --yes
     """
     own = state.of(context, as_json)
-    which = _wanted(ids, status, agent, plan, tag, search, yes, dry_run)
-    _change(own, which, lambda orc: orc.operations.cancel(which, actor=options.actor(), reason=reason, dry_run=dry_run))
+    which = wanted_tasks(ids, status, agent, plan, tag, search, yes, dry_run)
+    change(own, which, lambda orc: orc.operations.cancel(which, actor=options.actor(), reason=reason, dry_run=dry_run))
 
 
 def retry(
@@ -91,8 +94,8 @@ def retry(
       orchestrator retry --plan migrate-v3 --status failed --yes
     """
     own = state.of(context, as_json)
-    which = _wanted(ids, status, agent, plan, tag, search, yes, dry_run)
-    _change(own, which, lambda orc: orc.operations.retry(which, actor=options.actor(), reason=reason, dry_run=dry_run))
+    which = wanted_tasks(ids, status, agent, plan, tag, search, yes, dry_run)
+    change(own, which, lambda orc: orc.operations.retry(which, actor=options.actor(), reason=reason, dry_run=dry_run))
 
 
 def hold(
@@ -116,8 +119,8 @@ def hold(
       orchestrator hold --tag team=billing --yes
     """
     own = state.of(context, as_json)
-    which = _wanted(ids, status, agent, plan, tag, search, yes, dry_run)
-    _change(own, which, lambda orc: orc.operations.hold(which, actor=options.actor(), reason=reason, dry_run=dry_run))
+    which = wanted_tasks(ids, status, agent, plan, tag, search, yes, dry_run)
+    change(own, which, lambda orc: orc.operations.hold(which, actor=options.actor(), reason=reason, dry_run=dry_run))
 
 
 def release(
@@ -141,10 +144,8 @@ def release(
       orchestrator release --tag team=billing --yes
     """
     own = state.of(context, as_json)
-    which = _wanted(ids, status, agent, plan, tag, search, yes, dry_run)
-    _change(
-        own, which, lambda orc: orc.operations.release(which, actor=options.actor(), reason=reason, dry_run=dry_run)
-    )
+    which = wanted_tasks(ids, status, agent, plan, tag, search, yes, dry_run)
+    change(own, which, lambda orc: orc.operations.release(which, actor=options.actor(), reason=reason, dry_run=dry_run))
 
 
 def priority(
@@ -169,15 +170,15 @@ def priority(
       orchestrator priority -5 --plan cleanup --yes
     """
     own = state.of(context, as_json)
-    which = _wanted(ids, status, agent, plan, tag, search, yes, dry_run)
-    _change(
+    which = wanted_tasks(ids, status, agent, plan, tag, search, yes, dry_run)
+    change(
         own,
         which,
         lambda orc: orc.operations.set_priority(which, number, actor=options.actor(), reason=reason, dry_run=dry_run),
     )
 
 
-def _wanted(
+def wanted_tasks(
     ids: Sequence[str] | None,
     status: Sequence[str] | None,
     agent: Sequence[str] | None,
@@ -200,9 +201,10 @@ def _wanted(
     return which
 
 
-def _change(own: state.State, which: TaskFilter, change: Callable[[Orchestrator], Changed]) -> None:
+def change(own: state.State, which: TaskFilter, does: Callable[[Orchestrator], Changed]) -> None:
+    """Do a change, wake who may have work now, and say what was done. Tasks named by id that were not changed: exit 5."""
     with own.open() as orchestrator:
-        changed = change(orchestrator)
+        changed = does(orchestrator)
         if not changed.dry_run:
             orchestrator.notify(changed.wake)
     refused = changed.skipped if which.by_ids_alone else []

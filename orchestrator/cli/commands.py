@@ -56,6 +56,10 @@ COMMANDS: dict[str, Place] = {
     "hold": Place(CHANGE, "changing", "Let nobody start these tasks until they are released."),
     "release": Place(CHANGE, "changing", "Undo hold."),
     "priority": Place(CHANGE, "changing", "Give tasks another priority."),
+    "questions": Place(CHANGE, "asking", "List what waits for a person."),
+    "approve": Place(CHANGE, "asking", "Approve what tasks ask: they go on."),
+    "deny": Place(CHANGE, "asking", "Refuse what tasks ask: they are cancelled."),
+    "answer": Place(CHANGE, "asking", "Answer the question of a task."),
     "agents": Place(OPERATE, "looking", "List the agents that are configured here or have work."),
     "workers": Place(OPERATE, "looking", "List the workers that live."),
     "pause": Place(OPERATE, "changing", "Let no worker start tasks of an agent."),
@@ -68,10 +72,6 @@ COMMANDS: dict[str, Place] = {
     "doctor": Place(OPERATE, "diagnosing", "Look for what is wrong, with remedies."),
     "metrics": Place(OPERATE, "diagnosing", "Print metrics as Prometheus text."),
     "db": Place(OPERATE, "database", "The schema, and the embedded PostgreSQL of this user."),
-    "questions": Place(LATER, "later", "Show what waits for a person."),
-    "approve": Place(LATER, "later", "Let a task that waits for approval start."),
-    "deny": Place(LATER, "later", "Refuse a task that waits for approval."),
-    "answer": Place(LATER, "later", "Answer the question of a task."),
     "schedule": Place(LATER, "later", "Add tasks by the clock."),
 }
 

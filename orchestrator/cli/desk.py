@@ -44,7 +44,7 @@ class Desk:
         task, ended = reading.task(task_id), reading.runs(task_id)
         output, size = last_output(self._orchestrator, task, ended)
         return render_show(
-            {**task, "runs": ended},
+            {**task, "runs": ended, "questions": self._orchestrator.questions.of_task(task_id)},
             reading.now(),
             look,
             needed_by=reading.needed_by(task_id),

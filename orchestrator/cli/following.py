@@ -18,7 +18,7 @@ from orchestrator.dashboard.frame import plural
 from orchestrator.dashboard.run_view import kind
 from orchestrator.domain.outcome import Claim, Outcome, Usage
 from orchestrator.domain.settle import settle
-from orchestrator.domain.snapshot import PlanTask, RunEvent, RunView, Spend
+from orchestrator.domain.snapshot import PlanTask, Question, RunEvent, RunView, Spend
 from orchestrator.domain.words import OutcomeClass, TaskStatus
 from orchestrator.repositories.runs import Recorded
 from orchestrator.service import Orchestrator
@@ -123,7 +123,28 @@ class Teller(Observer):
             outcome.cause,
             detail,
             next_at,
+            question_of(claim, outcome, now) if status is TaskStatus.WAITING else None,
         )
+
+
+def question_of(claim: Claim, outcome: Outcome, now: datetime) -> Question | None:
+    """What an attempt that has just ended asks, for screens; the database has the rest of it."""
+    if not outcome.asks:
+        return None
+    ask = outcome.asks[0]
+    deadline = ask.deadline if ask.seconds is None else now + timedelta(seconds=ask.seconds)
+    return Question(
+        claim.task_id,
+        ask.question,
+        claim.name,
+        claim.title,
+        claim.agent,
+        ask.kind.value,
+        ask.choices,
+        now,
+        deadline,
+        ask.default,
+    )
 
 
 def spend_of(usage: Usage | None) -> Spend:
@@ -316,6 +337,7 @@ class Following(Teller):
                     status=status.value,
                     elapsed=(task.elapsed or 0.0) + outcome.elapsed,
                     next_attempt_at=event.next_at if status is TaskStatus.PENDING else None,
+                    question=event.question,
                     here=True,
                 )
         self._take(event)
@@ -367,6 +389,8 @@ class Following(Teller):
                 return []  # our own claim, as it looks before the agent here has begun; else the next read tells
             self._told.add((new.id, new.attempt))
             return [RunEvent(now, "start", new.id, new.name, new.agent, new.attempt, detail="elsewhere")]
+        if new.status == TaskStatus.WAITING:
+            return [asking(new, now)]
         if new.status in (TaskStatus.CANCELLED, TaskStatus.FAILED, TaskStatus.DONE):
             shown = "failed" if what == "failed" else what
             return [
@@ -413,6 +437,11 @@ def _with(task: PlanTask, watched: Watched) -> PlanTask:
     if watched.stopping is not None:
         changes["stopping"] = watched.stopping.value
     return replace(task, **changes)
+
+
+def asking(task: PlanTask, now: datetime) -> RunEvent:
+    """The line that says that *task* waits for a person."""
+    return RunEvent(now, "waiting", task.id, task.name, task.agent, task.attempt, question=task.question)
 
 
 def plan_line(view: RunView, new: int, database: str) -> str:

@@ -13,7 +13,6 @@ from orchestrator.cli.options import JsonOption
 from orchestrator.errors import InvalidInput
 
 INSTEAD = {
-    "questions": "orchestrator list --status waiting shows tasks that wait",
     "schedule": "add --at takes a time; cron can call orchestrator add --unique-key KEY",
 }
 

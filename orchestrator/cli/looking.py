@@ -86,8 +86,9 @@ def show(context: typer.Context, task_id: IdArgument, as_json: JsonOption = Fals
     with own.open() as orchestrator:
         task = orchestrator.reading.task(wanted)
         ended = orchestrator.reading.runs(wanted)
+        asked = orchestrator.questions.of_task(wanted)
         if as_json:
-            printing.document({**task, "runs": ended})
+            printing.document({**task, "runs": ended, "questions": asked})
             return
         from orchestrator.cli.desk import last_output
 
@@ -104,7 +105,7 @@ def show(context: typer.Context, task_id: IdArgument, as_json: JsonOption = Fals
             None,
         )
     drawn = render_show(
-        {**task, "runs": ended},
+        {**task, "runs": ended, "questions": asked},
         now,
         _look(),
         needed_by=needed_by,

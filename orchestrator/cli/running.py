@@ -30,8 +30,9 @@ from orchestrator.errors import DatabaseUnavailable, InvalidInput
 if TYPE_CHECKING:
     from orchestrator.agents.protocol import Agent
     from orchestrator.cli.following import Following
+    from orchestrator.dashboard.live import RunLive, RunPlain
     from orchestrator.domain.given import AgentDefinition
-    from orchestrator.domain.snapshot import Episode, RunEvent, RunView
+    from orchestrator.domain.snapshot import Episode, PlanTask, RunEvent, RunView
     from orchestrator.plans import Plan
     from orchestrator.repositories.plans import Submitted
     from orchestrator.service import Orchestrator
@@ -88,7 +89,9 @@ def run(
 
     What is done stays done: run it again, and only the rest is done. The view
     is on stderr, the summary on stdout. Ctrl-C lets agents finish, twice ends
-    them. Exit code 1 when a task failed, was cancelled or did not run.
+    them. Where only questions are left it asks at a terminal, else it ends
+    with exit code 3. Exit code 1 when a task failed, was cancelled or did not
+    run.
 
     \b
     Examples:
@@ -182,22 +185,13 @@ class _Run:
 
     def _work(self, following: Following, agents: Sequence[Agent], plain: bool, where: str) -> int:
         from orchestrator.cli.desk import Desk
-        from orchestrator.cli.following import plan_line
+        from orchestrator.cli.following import asking, plan_line
         from orchestrator.dashboard.live import run_live
         from orchestrator.dashboard.summary import end_text
         from orchestrator.dashboard.terminal import is_terminal
         from orchestrator.database.transient import transient
         from orchestrator.domain.snapshot import RunEvent
-        from orchestrator.worker import Worker
 
-        self._worker = worker = Worker(
-            self._orchestrator,
-            agents,
-            self._slots,
-            plan_id=self._submitted.plan_id,
-            plan=self._submitted.plan,
-            observers=[following],
-        )
         output = run_live(
             sys.stderr,
             following.view,
@@ -212,8 +206,13 @@ class _Run:
         self._output = output
         try:
             self._show(RunEvent(following.now(), "plan", name=view.plan, detail=plan_line(view, new, where)))
-            following.begin(worker.watched)
-            code = int(worker.run(until_idle=True))
+            for task in view.tasks:
+                if task.status == "waiting":
+                    self._show(asking(task, following.now()))
+            following.begin(lambda: [] if self._worker is None else self._worker.watched())
+            code = self._turn(following, agents)
+            while code == 0 and following.stopped_by == "idle" and self._people(following, output):
+                code = self._turn(following, agents)
             try:
                 transient(following.read, give_up_after=LAST_LOOK)
             except DatabaseUnavailable as error:
@@ -228,6 +227,52 @@ class _Run:
             # Where the summary goes elsewhere, the last picture is what the terminal keeps.
             output.stop(keep=not is_terminal(sys.stdout))
         return code
+
+    def _turn(self, following: Following, agents: Sequence[Agent]) -> int:
+        """Work until nothing is left that can be done without a person."""
+        from orchestrator.worker import Worker
+
+        self._worker = Worker(
+            self._orchestrator,
+            agents,
+            self._slots,
+            plan_id=self._submitted.plan_id,
+            plan=self._submitted.plan,
+            observers=[following],
+        )
+        return int(self._worker.run(until_idle=True))
+
+    def _people(self, following: Following, output: RunLive | RunPlain) -> bool:
+        """Ask the person at the terminal what waits for one; whether the run can go on."""
+        from orchestrator.database.transient import transient
+        from orchestrator.errors import Conflict
+
+        try:
+            transient(following.read, give_up_after=LAST_LOOK)
+        except DatabaseUnavailable:
+            return False
+        waiting = [task for task in following.view().tasks if task.status == "waiting" and task.question is not None]
+        if not waiting:
+            return any(task.status == "pending" for task in following.view().tasks)
+        task = min(waiting, key=lambda each: (_deadline(each), each.id))
+        assert task.question is not None
+        answer = output.ask(task.question, gone=lambda: self._answered(task.id))
+        if answer is None:
+            return self._answered(task.id)
+        try:
+            self._orchestrator.answer(task.id, answer, actor=options.actor())
+        except (Conflict, InvalidInput) as error:
+            self.note(error.message + (f"; {error.hint}" if error.hint else ""))
+        else:
+            self.note(f"{task.id} {task.name}: {answer}")
+        return True
+
+    def _answered(self, task_id: int) -> bool:
+        """Whether somebody else has answered meanwhile."""
+        try:
+            return self._orchestrator.reading.statuses([task_id]).get(task_id) != "waiting"
+        except Exception:  # noqa: BLE001 - the person at the terminal can still answer
+            return False
 
     def _show(self, event: RunEvent) -> None:
         if self._output is not None:
@@ -310,6 +355,11 @@ class _Run:
                 "unknown_cost_tasks": sum(cost_unknown(task.spend) for task in view.tasks),
             },
         }
+
+
+def _deadline(task: PlanTask) -> float:
+    at = task.question.deadline if task.question is not None else None
+    return float("inf") if at is None else at.timestamp()
 
 
 def _sum(usages: Sequence[dict[str, Any]], key: str) -> Any:

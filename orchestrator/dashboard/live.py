@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import sys
 import threading
 import time
@@ -70,6 +71,18 @@ def run_live(
     return RunPlain(stream, source, ascii=judged.ascii, clock=clock)
 
 
+def _wait_for_line(stdin: IO[str], gone: Callable[[], bool]) -> bool:
+    """Wait until a line can be read from *stdin*; False when *gone* says so first."""
+    try:
+        stdin.fileno()
+    except (OSError, ValueError):
+        return True
+    while not select.select([stdin], [], [], 1.0)[0]:
+        if gone():
+            return False
+    return True
+
+
 def _now() -> datetime:
     return datetime.now().astimezone()
 
@@ -116,7 +129,7 @@ class RunPlain:
     def release(self) -> None:
         """Do nothing: plain lines change nothing on a terminal."""
 
-    def ask(self, question: Question) -> str | None:
+    def ask(self, question: Question, gone: Callable[[], bool] | None = None) -> str | None:
         """Return None: nobody is there to answer."""
         return None
 
@@ -219,11 +232,11 @@ class RunLive:
             with contextlib.suppress(OSError, ValueError):
                 os.write(self._stream.fileno(), RELEASE)
 
-    def ask(self, question: Question) -> str | None:
+    def ask(self, question: Question, gone: Callable[[], bool] | None = None) -> str | None:
         """Ask *question* in the region's place and return the line that was typed, None at end of file.
 
-        A number chooses the choice of that number; an empty line takes the default. Blocks until a line is there, so it
-        belongs in a thread that may wait.
+        None too as soon as *gone*, asked once a second, says that it is answered elsewhere. A number chooses the choice
+        of that number; an empty line takes the default. Blocks, so it belongs in a thread that may wait.
         """
         with self._lock:
             self._paused = True
@@ -236,7 +249,11 @@ class RunLive:
                 lines.append(look.line(f"  [{n}] ").fill(choice, look.width - 6))
             self._stream.write("".join(f"{line.trimmed().text}\n" for line in lines) + "answer: ")
             self._stream.flush()
-            typed = (self._stdin or sys.stdin).readline()
+            stdin = self._stdin or sys.stdin
+            if gone is not None and not _wait_for_line(stdin, gone):
+                self._stream.write("answered elsewhere\n")
+                return None
+            typed = stdin.readline()
         except (OSError, ValueError):
             return None
         finally:

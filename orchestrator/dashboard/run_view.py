@@ -83,7 +83,7 @@ def cost_unknown(spend: Spend) -> bool:
 
 def answer_command(question: Question) -> str:
     """Return the command that answers *question*: with its default, else its first choice."""
-    if question.kind == "approval":
+    if question.kind != "ask":
         return f"orchestrator approve {question.task_id}"
     choice = question.default or (question.choices[0] if question.choices else "TEXT")
     quoted = choice if choice.replace("-", "").replace("_", "").isalnum() else "'" + choice.replace("'", "'\\''") + "'"

@@ -2,7 +2,7 @@
 
 Everything takes the JSON objects of the contract (times as ISO 8601 text) and a ``Look``; a width of ``NO_LIMIT`` (a
 pipe) shows all columns and cuts nothing. Keys beside the contract's are shown where they are there: ``note`` and
-``question`` of a task, ``created_by``.
+``questions`` of a task, ``created_by``.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def note_of(task: Json, now: datetime) -> str:
     if what == "stopping":
         return note or "being stopped"
     if what == "waiting":
-        question = task.get("question") or {}
-        return f"asks: {question['text']}" if question.get("text") else note or "waits for a person"
+        asks = [each for each in task.get("questions") or () if each["verdict"] is None]
+        return f"asks: {asks[0]['question']}" if asks else note or "waits for a person"
     if what == "blocked":
         needs = task.get("depends_on") or []
         return note or (f"needs {needs[0]}" if len(needs) == 1 else f"needs {len(needs):,} tasks")
@@ -212,6 +212,11 @@ def render_show(
         line = Line(look).add(f"  {name:<10} ", "dim")
         lines.append(line.fill(text, look.width - line.width))
     lines += _data(task, look)
+    if task.get("questions"):
+        from orchestrator.dashboard.questions import of_task
+
+        lines.append(rule(_ruled(look), "questions"))
+        lines += of_task(task["questions"], now, look)
     if runs:
         lines.append(rule(_ruled(look), "attempts"))
         lines += render_runs(runs, now, look)
@@ -379,6 +384,12 @@ def _next(task: Json, what: str, began: bool) -> list[tuple[str, str]]:
         steps.append(("next", f"orchestrator retry {task_id}"))
     elif what == "held":
         steps.append(("next", f"orchestrator release {task_id}"))
+    elif what == "waiting":
+        asks = [each for each in task.get("questions") or () if each["verdict"] is None]
+        kind = asks[0]["kind"] if asks else "approval"
+        steps.append(
+            ("next", f"orchestrator answer {task_id} TEXT" if kind == "ask" else f"orchestrator approve {task_id}")
+        )
     elif what in ("running", "stopping"):
         return [("next", f"orchestrator logs -f {task_id}")]
     if began:
@@ -475,6 +486,12 @@ def render_status(
     if hold.get("mean") is not None:
         figures = f"{hold['mean']:.1f} ms mean, {hold['p50']:.1f} p50, {hold['p99']:.1f} p99"
         lines.append(_fact(look, "lock hold", f"{figures}  ({hold['count']:,} claims in 1h)"))
+    questions = status.get("questions") or {}
+    if questions.get("open"):
+        age = short.age(questions["oldest_seconds"] or 0)
+        capped = "+" if questions["capped"] else ""
+        text = f"{questions['open']:,}{capped} open, the oldest {age}  orchestrator questions"
+        lines.append(_fact(look, "questions", text, "bold magenta"))
     alerts = status.get("alerts") or []
     if alerts:
         lines.append(_alerts_line(alerts, look))

@@ -13,6 +13,7 @@ from typing import Any
 
 from orchestrator.dashboard import short
 from orchestrator.dashboard.frame import NO_LIMIT, Line, Look, plural, wrapped
+from orchestrator.dashboard.run_view import answer_command
 from orchestrator.dashboard.show import called, cost_of, kind_of, moment
 from orchestrator.dashboard.text import cells
 from orchestrator.domain.diagnosis import BreakerFacts, Deed, Diagnosis, Held, Reason, Relative, TaskFacts, WorkerFacts
@@ -309,14 +310,21 @@ def _root(each: Relative, direct: bool) -> Reason:
 
 def _waiting(facts: TaskFacts) -> Judged:
     task, now = facts.task, facts.now
-    run = facts.last_run or {}
-    since = moment(run.get("finished_at")) or moment(task["created_at"]) or now
+    run, question = facts.last_run or {}, facts.question
+    asked = question.asked_at if question is not None else None
+    since = asked or moment(run.get("finished_at")) or moment(task["created_at"]) or now
     seconds = (now - since).total_seconds()
-    said = short.detail(run.get("cause"), run.get("message"))
-    text = f"waits for a person{': ' + said if said else ''}"
-    reasons = [
-        Reason("person", text, seconds, "seconds", f"orchestrator show {task['id']}", "to see what it asks"),
-    ]
+    if question is None:
+        text, command = "waits for a person, but asks nothing", f"orchestrator approve {task['id']}"
+    else:
+        text, command = f"asks a person: {' '.join(question.text.split())}", answer_command(question)
+        if question.choices:
+            text += f" ({' / '.join(question.choices)})"
+    until = question.deadline if question is not None else None
+    if until is not None:
+        then = "its default is taken" if question is not None and question.default else "it is given up"
+        text += f"; at {short.clock(until, now)} {then}"
+    reasons = [Reason("person", text, seconds, "seconds", command, "to let it go on", until)]
     if task["held_at"]:
         reasons.append(_held(facts))
     clear = [] if task["held_at"] else ["not held"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from orchestrator.domain.snapshot import Count, LockHold, WorkerRow
+from orchestrator.domain.snapshot import Count, LockHold, Question, WorkerRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,7 @@ class TaskFacts:
     - ``top_priority``: the priority of the ready task that is claimed next
     - ``last_run``: the run object of its newest ended attempt
     - ``last_output``, ``percent``: what the running attempt said last
+    - ``question``: what a waiting task wants to hear from a person
     """
 
     now: datetime
@@ -129,6 +130,7 @@ class TaskFacts:
     last_output_at: datetime | None = None
     percent: float | None = None
     needed_by: Count = Count()
+    question: Question | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ that query names the index. Relationships are left out on purpose: a detached en
 from __future__ import annotations
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
@@ -31,13 +32,14 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, INTERVAL, JSON, JSONB, TIMESTAMP
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from orchestrator.domain.asking import QuestionKind, Verdict
 from orchestrator.domain.words import ENDED, LIVE, TRANSITIONS, OnLimit, OutcomeClass, TaskStatus
 from orchestrator.errors import InvalidTransition
 
 _NOW = text("clock_timestamp()")
 
 
-def _words(column: str, words: type[TaskStatus] | type[OutcomeClass] | type[OnLimit]) -> str:
+def _words(column: str, words: type[StrEnum]) -> str:
     return f"{column} IN ({', '.join(repr(w.value) for w in words)})"
 
 
@@ -92,6 +94,7 @@ class Task(Base):
     ``route`` is what workers claim by: the agent's name, for an agent of a plan file followed by its definition's hash. A
     task with a concurrency key has its hash behind that: such tasks are claimed by another way (repositories/keys.py).
     ``due`` is false while ``available_at`` lies ahead; the claim demotes what is not due, the promoter sets it.
+    ``needs_approval`` is true until a person has said that it may start.
     """
 
     __tablename__ = "tasks"
@@ -120,6 +123,7 @@ class Task(Base):
     claimed_by: Mapped[UUID | None]
     cancel_requested_at: Mapped[datetime | None]
     held_at: Mapped[datetime | None]
+    needs_approval: Mapped[bool] = mapped_column(Boolean, server_default="false")
     title: Mapped[str | None]
     name: Mapped[str | None]
     plan: Mapped[str | None]
@@ -337,6 +341,47 @@ class Run(Base):
     def __repr__(self) -> str:
         values = vars(self)
         return f"<Run of task {values.get('task_id')} attempt {values.get('attempt')} {values.get('status')}>"
+
+
+class QuestionRow(Base):
+    """What a task asks a person, and what came of it. An open one keeps its task ``waiting``.
+
+    ``attempt`` is the one that asked, 0 for an approval before the first.
+    """
+
+    __tablename__ = "questions"
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
+    task_id: Mapped[int] = mapped_column(BigInteger, ForeignKey("tasks.id", ondelete="CASCADE"))
+    name: Mapped[str]
+    kind: Mapped[str] = mapped_column(server_default=QuestionKind.ASK.value)
+    question: Mapped[str]
+    choices: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default="{}")
+    deadline: Mapped[datetime | None]
+    default: Mapped[str | None]
+    yes: Mapped[str | None]
+    no: Mapped[str | None]
+    grants: Mapped[dict[str, float] | None] = mapped_column(JSONB(none_as_null=True))
+    details: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    attempt: Mapped[int] = mapped_column(Integer, server_default="0")
+    asked_at: Mapped[datetime] = mapped_column(server_default=_NOW)
+    answered_at: Mapped[datetime | None]
+    verdict: Mapped[str | None]
+    answer: Mapped[str | None]
+    actor: Mapped[str | None]
+    reason: Mapped[str | None]
+
+    __table_args__ = (
+        CheckConstraint(_words("kind", QuestionKind), name="kind"),
+        CheckConstraint(f"verdict IS NULL OR {_words('verdict', Verdict)}", name="verdict"),
+        CheckConstraint("(answered_at IS NULL) = (verdict IS NULL)", name="answered_at"),
+        # put_questions: one open question of a name
+        Index("questions_open_name", "task_id", "name", unique=True, postgresql_where=text("answered_at IS NULL")),
+        # QuestionRepository: what is open, the most urgent first; what has passed its deadline
+        Index("questions_open", "deadline", "asked_at", postgresql_where=text("answered_at IS NULL")),
+        # QuestionRepository.of_task, answers for the next attempt, and the foreign key
+        Index("questions_of_task", "task_id", "id"),
+    )
 
 
 class WorkerRow(Base):

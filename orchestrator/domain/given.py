@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
 from orchestrator.domain.outcome import Budget, RetryPolicy
+from orchestrator.domain.words import OnLimit
+from orchestrator.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +122,57 @@ def address_fault(address: str) -> str | None:
     if "{" in address or "}" in address or any(ord(sign) <= 32 or ord(sign) == 127 for sign in address):
         return "an address holds no placeholders, spaces or control characters"
     return None
+
+
+def new_task(given: Mapping[str, Any]) -> NewTask:
+    """A NewTask from the arguments of ``add``. Raises InvalidInput for an unknown one."""
+    if not isinstance(given, Mapping):
+        raise InvalidInput(f"a task: expected the arguments of add as a mapping, found {given!r:.100}")
+    values: dict[str, Any] = dict(given)
+    parts = {
+        part: values.pop(f"budget_{part}")
+        for part in ("seconds", "tokens", "usd", "turns")
+        if f"budget_{part}" in values
+    }
+    limit = values.pop("on_limit", None)
+    if parts or limit is not None:
+        if values.get("budget") is not None:
+            raise InvalidInput("budget: give either budget or its parts, not both")
+        parts = {name: value for name, value in parts.items() if value is not None}
+        values["budget"] = {**parts, "on_limit": limit or OnLimit.FAIL} if parts or limit else None
+    for name, kind in (("retry", RetryPolicy), ("budget", Budget)):
+        if values.get(name) is not None:
+            values[name] = _value(name, kind, values[name])
+    after = values.get("after")
+    if after is not None:
+        try:
+            values["after"] = (after,) if isinstance(after, int | str) else tuple(after)
+        except TypeError:
+            raise InvalidInput(f"after: expected ids of tasks, found {after!r:.100}") from None
+    at = values.get("at")
+    if at is not None and not isinstance(at, datetime):
+        raise InvalidInput(f"at: expected a datetime, found {at!r}")
+    try:
+        return NewTask(**values)
+    except TypeError:
+        unknown = sorted(set(values) - set(NewTask.__dataclass_fields__))
+        if "agent" not in values:
+            raise InvalidInput("agent: a task needs the name of its agent") from None
+        raise InvalidInput(f"unknown field {unknown[0]!r} of a task" if unknown else f"not a task: {given!r}") from None
+
+
+def _value(name: str, kind: type[RetryPolicy] | type[Budget], given: Any) -> Any:
+    """*given* as a value of *kind*, which it may be already. Raises InvalidInput."""
+    if isinstance(given, kind):
+        return given
+    known = tuple(kind.__dataclass_fields__)
+    if not isinstance(given, Mapping) or not set(given) <= set(known):
+        raise InvalidInput(f"{name}: expected {', '.join(known)}, found {given!r:.100}")
+    values = dict(given)
+    if "on_limit" in values:
+        try:
+            values["on_limit"] = OnLimit(values["on_limit"])
+        except ValueError:
+            words = ", ".join(each.value for each in OnLimit)
+            raise InvalidInput(f"on_limit: expected one of {words}, found {values['on_limit']!r:.100}") from None
+    return kind(**values)

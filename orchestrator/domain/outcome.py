@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from orchestrator.domain.asking import Answered, Ask
 from orchestrator.domain.words import OnLimit, OutcomeClass
 
 
@@ -73,6 +74,7 @@ class Claim:
     left open came from the agent's definition or from the defaults. ``session`` is that of the attempt before, ``meter``
     the ``Usage.carry`` of it. ``workspace`` is where that
     one worked. ``keyed``: it keeps others from its concurrency key or its directory while it runs.
+    ``answered`` is what people said since the task was added.
     """
 
     task_id: int
@@ -100,6 +102,12 @@ class Claim:
     cancel_requested: bool = False
     keyed: bool = False
     workspace: dict[str, Any] | None = None
+    answered: tuple[Answered, ...] = ()
+
+    @property
+    def answers(self) -> dict[str, str]:
+        """What people answered, by the names of the questions."""
+        return {each.name: each.answer for each in self.answered}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +117,7 @@ class Outcome:
     ``retry_at`` (an instant of the provider's clock) or ``retry_after`` (seconds) is the stated reset of a rate limit.
     ``elapsed`` is measured locally in seconds; ``result`` is a JSON value; ``workspace`` is where
     it worked and what it left; ``notes`` are sentences for the run row.
+    ``asks`` are what a ``suspended`` attempt (or one that is ``over_budget``) asks a person: the task waits for the answers.
     """
 
     status: OutcomeClass
@@ -125,3 +134,4 @@ class Outcome:
     notes: tuple[str, ...] = ()
     elapsed: float = 0.0
     workspace: dict[str, Any] | None = None
+    asks: tuple[Ask, ...] = ()

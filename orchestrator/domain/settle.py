@@ -91,7 +91,7 @@ def settle(
         return Settlement(TaskStatus.CANCELLED, **kept)  # type: ignore[arg-type]
     if kind is OutcomeClass.INTERRUPTED:
         return Settlement(TaskStatus.PENDING, **kept)  # type: ignore[arg-type]
-    if kind is OutcomeClass.SUSPENDED:
+    if kind is OutcomeClass.SUSPENDED or (kind is OutcomeClass.OVER_BUDGET and outcome.asks):
         return Settlement(TaskStatus.WAITING, **kept)  # type: ignore[arg-type]
     if kind in COUNTED:
         failures = claim.retry_count + 1

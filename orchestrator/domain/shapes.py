@@ -11,7 +11,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.domain.entities import Run, Task
+from orchestrator.domain.entities import QuestionRow, Run, Task
 from orchestrator.domain.snapshot import Alert, Count, Episode, RunningTask, WorkerRow
 from orchestrator.domain.words import TaskStatus
 
@@ -132,6 +132,35 @@ def run_json(run: Run) -> dict[str, Any]:
     }
 
 
+def question_json(
+    question: QuestionRow, agent: str, plan: str | None, task_name: str | None, title: str | None, status: str
+) -> dict[str, Any]:
+    """The question object, with what names its task. ``verdict`` is null while it is open."""
+    return {
+        "id": question.id,
+        "task_id": question.task_id,
+        "agent": agent,
+        "plan": plan,
+        "task_name": task_name,
+        "title": title,
+        "task_status": str(status),
+        "name": question.name,
+        "kind": question.kind,
+        "question": question.question,
+        "choices": list(question.choices),
+        "deadline": time_json(question.deadline),
+        "default": question.default,
+        "details": question.details,
+        "attempt": question.attempt,
+        "asked_at": time_json(question.asked_at),
+        "answered_at": time_json(question.answered_at),
+        "verdict": question.verdict,
+        "answer": question.answer,
+        "actor": question.actor,
+        "reason": question.reason,
+    }
+
+
 def worker_json(worker: WorkerRow) -> dict[str, Any]:
     """A worker as ``workers`` and ``status`` show it; ``state`` is live, silent, draining, stopping or dead."""
     return {
@@ -207,6 +236,7 @@ __all__ = [
     "alert_json",
     "counts_json",
     "episode_json",
+    "question_json",
     "run_json",
     "running_json",
     "task_json",

@@ -61,7 +61,7 @@ TRANSITIONS: dict[TaskStatus, frozenset[TaskStatus]] = {
     TaskStatus.BLOCKED: frozenset({TaskStatus.PENDING, TaskStatus.WAITING, TaskStatus.CANCELLED}),
     TaskStatus.WAITING: frozenset({TaskStatus.PENDING, TaskStatus.CANCELLED, TaskStatus.FAILED}),
     TaskStatus.DONE: frozenset(),
-    TaskStatus.FAILED: frozenset({TaskStatus.PENDING, TaskStatus.BLOCKED}),
-    TaskStatus.CANCELLED: frozenset({TaskStatus.PENDING, TaskStatus.BLOCKED}),
+    TaskStatus.FAILED: frozenset({TaskStatus.PENDING, TaskStatus.BLOCKED, TaskStatus.WAITING}),
+    TaskStatus.CANCELLED: frozenset({TaskStatus.PENDING, TaskStatus.BLOCKED, TaskStatus.WAITING}),
 }
 """Every move that a task can make. An ended task moves again only by ``retry``, or with its retried parent."""

@@ -155,8 +155,6 @@ class Tasks:
             value = _each_text(value, literal)
         elif not template and not mapped:
             value = self._filled(fields, value, values or {})
-        if fields.flag("approval"):
-            fields.fault("approval", "approval: true is not supported yet")
         where = fields.text("dir", longest=4096)
         budget = read_budget(fields)
         if definition is not None and (said := price_fault(definition, budget, self._prices)):
@@ -178,6 +176,7 @@ class Tasks:
             tags=self._tags(fields),
             definition=definition.hash if definition is not None and definition.local else None,
             task_hash=None,
+            approval=fields.flag("approval"),
             template=template,
             dir=None if where is None else str(Path(self._base_dir, where)),
             line=fields.line,

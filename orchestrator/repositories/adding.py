@@ -41,6 +41,7 @@ from orchestrator.domain.storable import NAME_MAX, TITLE_MAX, check_json, check_
 from orchestrator.domain.words import ENDED, LIVE, OnLimit, OutcomeClass, TaskStatus
 from orchestrator.errors import Conflict, InvalidInput, NotFound
 from orchestrator.repositories import CallerSession
+from orchestrator.repositories.asking import ask_approval
 from orchestrator.repositories.settling import close_families, unblock
 
 CHUNK = 5_000
@@ -74,10 +75,11 @@ class AddingRepository:
     def add_many(self, tasks: Sequence[NewTask], session: CallerSession | None = None) -> list[Added]:
         """Make *tasks*, all or none; results are in the order given.
 
-        A task whose ``unique_key`` a live task has is not made: that one is returned. A task whose parents are not all
-        done is ``blocked``; one whose parent has failed or was cancelled is ``cancelled`` at once, naming the parent.
-        Without *session* everything is committed on return; with it nothing is, and the caller's commit decides.
-        Raises InvalidInput (nothing is written) and NotFound for a parent that does not exist.
+        A task whose ``unique_key`` a live task has is not made: that one is returned. One that needs an approval is
+        ``waiting`` and asks for it. A task whose parents are not all done is ``blocked``; one whose parent has failed or
+        was cancelled is ``cancelled`` at once, naming the parent. Without *session* everything is committed on return;
+        with it nothing is, and the caller's commit decides. Raises InvalidInput (nothing is written) and NotFound for a
+        parent that does not exist.
         """
         for task in tasks:
             check_task(task)
@@ -116,8 +118,8 @@ def check_task(task: NewTask) -> None:
     _check_number("priority", task.priority, -(2**31), 2**31 - 1)
     if task.max_retries is not None:
         _check_number("max_retries", task.max_retries, 0, 2**31 - 1)
-    if task.approval:
-        raise InvalidInput("approval is not part of this version yet", hint="hold the task, and release it later")
+    if not isinstance(task.approval, bool):
+        raise InvalidInput(f"approval: expected true or false, found {task.approval!r:.100}")
     if task.at is not None and task.at.tzinfo is None:
         raise InvalidInput(f"at: expected a time with its offset from UTC, found {task.at.isoformat()}")
     budget, retry = task.budget, task.retry
@@ -197,6 +199,8 @@ def insert_tasks(
                 closed.setdefault(ids[place], (parent, state))
             elif state is not TaskStatus.DONE:
                 status = TaskStatus.BLOCKED
+        if status is TaskStatus.PENDING and tasks[place].approval:
+            status = TaskStatus.WAITING
         statuses[ids[place]] = TaskStatus.CANCELLED if ids[place] in closed else status
     belongs = {} if plan is None else {"plan_id": plan[0], "plan": plan[1]}
     rows = {
@@ -216,6 +220,8 @@ def insert_tasks(
             results[place] = Added(twins[place][0], False, twins[place][1])
         else:
             results[place] = Added(ids[place], True, statuses[ids[place]])
+    waiting = [ids[place] for place in fresh if statuses[ids[place]] is TaskStatus.WAITING and ids[place] in written]
+    ask_approval(session, waiting)
     instead = {ids[place]: twin[0] for place, twin in twins.items()}
     links = [
         (ids[place], instead.get(parent, parent))
@@ -243,7 +249,7 @@ def _insert_plain(session: CallerSession, tasks: Sequence[NewTask]) -> list[Adde
 
 
 def _plain(tasks: Sequence[NewTask]) -> bool:
-    return len(tasks) <= CHUNK and not any(task.unique_key is not None or task.after for task in tasks)
+    return len(tasks) <= CHUNK and not any(task.unique_key is not None or task.after or task.approval for task in tasks)
 
 
 def _insert_rows(
@@ -439,6 +445,7 @@ _COLUMNS: tuple[tuple[str, Any], ...] = (
     ("input", JSONB()),
     ("params", JSONB()),
     ("template", Boolean()),
+    ("needs_approval", Boolean()),
     ("error_class", Text()),
     ("error_cause", Text()),
     ("error_message", Text()),
@@ -458,6 +465,7 @@ def _build_insert(*, drawn: bool) -> Any:
     values["available_at"] = func.coalesce(new.c.available_at, now)
     values["due"] = func.coalesce(new.c.available_at <= now, True)
     values["template"] = func.coalesce(new.c.template, False)
+    values["needs_approval"] = func.coalesce(new.c.needs_approval, False)
     ended = new.c.status.in_([literal_column(f"'{status}'") for status in TaskStatus if status in ENDED])
     values["finished_at"] = case((ended, now))
     if not drawn:
@@ -496,6 +504,8 @@ def _row(
     row.update((name, value) for name, value in optional if value is not None)
     if task.template:
         row["template"] = True
+    if task.approval:
+        row["needs_approval"] = True
     if task.at is not None:
         row["available_at"] = task.at.isoformat()
     if (retry := task.retry) is not None:

@@ -32,6 +32,7 @@ from orchestrator.errors import NotFound
 from orchestrator.repositories import overview
 from orchestrator.repositories.bounded import bounded
 from orchestrator.repositories.keys import DEFAULT_ROOM, base_route, overlap
+from orchestrator.repositories.questions import questions_of
 from orchestrator.repositories.reading import task_object
 
 SHOWN = 20
@@ -80,6 +81,7 @@ class DiagnosisRepository:
                 top_priority=_top_priority(session, task.route) if pending else None,
                 keys=_keys(session, task) if pending else (),
                 last_run=_last_run(session, task_id),
+                question=questions_of(session, Task.id == task_id).get(task_id),
                 last_output=task.last_output or task.progress_message,
                 last_output_at=task.last_output_at,
                 percent=task.progress_percent,

@@ -39,6 +39,7 @@ from orchestrator.domain.storable import check_text
 from orchestrator.domain.words import ENDED, LIVE, OutcomeClass, TaskStatus
 from orchestrator.errors import Conflict, InvalidInput, NotFound
 from orchestrator.repositories.adding import lock_keys
+from orchestrator.repositories.asking import ask_approval, withdraw
 from orchestrator.repositories.audit import note
 from orchestrator.repositories.bounded import bounded
 from orchestrator.repositories.filters import ALL, TaskFilter, by_status, conditions, indexed
@@ -127,9 +128,9 @@ class OperationsRepository:
         """Open failed and cancelled tasks again, with the descendants that ended because of them; committed on return.
 
         ``retry_count``, ``lost_count`` and the count of rate limits start at 0; ``attempt`` goes on. A task whose
-        parents are not all done becomes blocked. Skipped (Conflict when it is the only one asked for by id): a task in
-        another status, one whose unique key a live task has, one that a later submission of its plan replaced, and one
-        that needs a failed or cancelled task which is not opened as well.
+        parents are not all done becomes blocked, one that nobody has approved asks again. Skipped (Conflict when it is
+        the only one asked for by id): a task in another status, one whose unique key a live task has, one that a later
+        submission of its plan replaced, and one that needs a failed or cancelled task which is not opened as well.
         """
         one = _only(wanted)
         assumed: dict[int, TaskStatus] = {}
@@ -141,7 +142,7 @@ class OperationsRepository:
         return self._run("retry", wanted, OPENS, reason, dry_run, batch, extra)
 
     def retry_one(self, task_id: int, *, actor: str, reason: str | None = None) -> TaskStatus:
-        """Open one task again as ``retry`` does; return its status now: pending or blocked."""
+        """Open one task again as ``retry`` does; return its status now: pending, blocked or waiting."""
         self.retry(TaskFilter(ids=[task_id]), actor=actor, reason=reason)
         return self._status(task_id)
 
@@ -341,6 +342,7 @@ def _cancel(
             ),
             execution_options=_NO_SYNC,
         )
+        withdraw(session, changed.ids, actor=actor, reason=reason)
         changed.family = close_families(session, dict.fromkeys(changed.ids, TaskStatus.CANCELLED))
     if changed.ids or changed.requested:
         note(session, "cancel", actor=actor, task_ids=[*changed.ids, *changed.requested], reason=reason)
@@ -399,6 +401,7 @@ def _retry(
                 Task.superseded_at,
                 Task.unique_key,
                 Task.plan,
+                Task.needs_approval,
                 dry_run=dry_run,
             )
         }
@@ -429,21 +432,24 @@ def _retry(
                 changed.skipped.append(Skipped(id_, status[id_], why))
             continue
         ready = all(status[parent] is TaskStatus.DONE for parent in parents)
-        status[id_] = opened[id_] = TaskStatus.PENDING if ready else TaskStatus.BLOCKED
+        new_status = TaskStatus.WAITING if row.needs_approval else TaskStatus.PENDING
+        status[id_] = opened[id_] = new_status if ready else TaskStatus.BLOCKED
         if row.unique_key is not None:
             twins[row.unique_key] = id_
         (changed.ids if direct else changed.family).append(id_)
-        if ready:
+        if opened[id_] is TaskStatus.PENDING:
             changed.wake.add(row.agent)
     if dry_run:
         assumed.update(opened)
         return changed
-    for new in (TaskStatus.PENDING, TaskStatus.BLOCKED):
+    for new in (TaskStatus.PENDING, TaskStatus.BLOCKED, TaskStatus.WAITING):
         some = [id_ for id_, each in opened.items() if each is new]
         if some:
             session.execute(
                 update(Task).where(_is_one_of(some)).values(status=new, **_OPENED), execution_options=_NO_SYNC
             )
+        if new is TaskStatus.WAITING:
+            ask_approval(session, some)
     if opened:
         note(session, "retry", actor=actor, task_ids=[*changed.ids, *changed.family], reason=reason)
     return changed

@@ -20,6 +20,7 @@ from orchestrator.domain.given import NewTask
 from orchestrator.domain.words import ENDED, OutcomeClass, TaskStatus
 from orchestrator.errors import NotFound
 from orchestrator.repositories.adding import Added, check_task, insert_tasks, ready_agents
+from orchestrator.repositories.asking import withdraw
 from orchestrator.repositories.settling import close_families
 
 
@@ -178,6 +179,7 @@ class PlanRepository:
             ),
             execution_options=options,
         )
+        withdraw(session, idle, actor=None, reason="made anew by a later submission of its plan")
         if idle:
             close_families(session, dict.fromkeys(idle, TaskStatus.CANCELLED))
 

@@ -35,6 +35,7 @@ from orchestrator.repositories import overview
 from orchestrator.repositories.bounded import bounded
 from orchestrator.repositories.filters import LIMIT, TaskFilter, by_status, conditions, indexed
 from orchestrator.repositories.overview import AgentWork
+from orchestrator.repositories.questions import read_questions
 
 WINDOW = 20_000
 """Ids that one statement looks through when no index knows its filter."""
@@ -164,7 +165,7 @@ class ReadingRepository:
     # -- the whole queue ------------------------------------------------------------------------------------------
 
     def status(self, *, kill_grace: float = 2.0) -> dict[str, Any]:
-        """The document of ``status``: counts, agents, running, workers, lock_hold_ms, alerts.
+        """The document of ``status``: counts, agents, running, workers, lock_hold_ms, questions, alerts.
 
         Counts of live tasks stop at 25,000 an agent; ``finished`` is the planner's estimate and says so.
         """
@@ -177,6 +178,7 @@ class ReadingRepository:
             hold = overview.read_lock_hold(session, now)
             finished = overview.finished_estimate(session)
             found = overview.read_alerts(session, now, workers, agents, running, hold, self._thresholds, kill_grace)
+            _, asked, asked_at = read_questions(session, 0)
         each = list(work.values())
         counts = counts_json(
             overview.total([c for w in each for c in (w.ready, w.retrying, w.not_due, w.held)]),
@@ -190,6 +192,11 @@ class ReadingRepository:
             "running": [running_json(task, now) for task in running],
             "workers": [worker_json(worker) for worker in workers],
             "lock_hold_ms": {"mean": hold.mean, "p50": hold.p50, "p99": hold.p99, "count": hold.count},
+            "questions": {
+                "open": asked.n,
+                "capped": asked.capped,
+                "oldest_seconds": None if asked_at is None else max(0.0, (now - asked_at).total_seconds()),
+            },
             "alerts": [alert_json(alert) for alert in found],
         }
 

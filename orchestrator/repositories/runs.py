@@ -7,7 +7,7 @@ repeat after an unknown commit: it finds its own run and says so.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -24,12 +24,14 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
+from orchestrator.domain.asking import Ask
 from orchestrator.domain.entities import Run, Task
 from orchestrator.domain.outcome import Claim, Outcome
 from orchestrator.domain.settle import settle
 from orchestrator.domain.storable import storable_json, storable_text
 from orchestrator.domain.words import OutcomeClass, TaskStatus
 from orchestrator.errors import ClaimLost, InvalidInput, NotFound
+from orchestrator.repositories.asking import put_questions
 from orchestrator.repositories.settling import Ending, write, write_alone
 
 log = logging.getLogger(__name__)
@@ -125,8 +127,11 @@ class RunRepository:
     def _record_once(self, batch: list[Ended]) -> Batch:
         """Most attempts need no look at their task: they are recorded by one statement, the others in a transaction."""
         endings = [self._settled(ended, cancel_requested=False) for ended in batch]
+        if any(ending.settlement.status is TaskStatus.WAITING for ending in endings):
+            # What an attempt asks is written with its task's move, in one transaction.
+            endings = [ending for ending in endings if ending.settlement.status is not TaskStatus.WAITING]
         with self._sessions() as session:
-            moved, wake = write_alone(session, endings)
+            moved, wake = write_alone(session, endings) if endings else (set(), set())
         recorded = {key: _recorded(ending) for ending in endings if (key := _key(ending)) in moved}
         if len(recorded) < len(batch):
             rest = self._record_with_a_look([ended for ended in batch if _key(ended) not in moved])
@@ -155,6 +160,8 @@ class RunRepository:
                 if row.is_parent:
                     families.append(claim.task_id)
             wake = write(session, endings, families)
+            if any(ending.settlement.status is TaskStatus.WAITING for ending in endings):
+                put_questions(session, _asked(endings))
             recorded = [_recorded(ending) for ending in endings] + [_keep_late(session, ended) for ended in late]
         return Batch(recorded, wake)
 
@@ -185,6 +192,15 @@ def _key(ended: Ended | Ending) -> tuple[int, int]:
 def _recorded(ending: Ending) -> Recorded:
     claim, settlement = ending.claim, ending.settlement
     return Recorded(claim.task_id, claim.attempt, settlement.status, settlement.delay, at=settlement.at)
+
+
+def _asked(endings: Sequence[Ending]) -> Iterator[tuple[int, int, Ask]]:
+    """What the attempts of tasks that are waiting now ask; one that did not say what still needs somebody's word."""
+    for ending in endings:
+        if ending.settlement.status is TaskStatus.WAITING:
+            message = ending.outcome.message or "May it go on?"
+            for ask in ending.outcome.asks or (Ask("suspended", message, yes="yes"),):
+                yield ending.claim.task_id, ending.claim.attempt, ask
 
 
 # -- the statements -----------------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ from orchestrator.domain.outcome import Claim, Outcome
 from orchestrator.domain.settle import Settlement
 from orchestrator.domain.words import OutcomeClass, TaskStatus
 from orchestrator.repositories import CallerSession
+from orchestrator.repositories.asking import ask_approval
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,20 +355,26 @@ def _lock_families(session: Session, done: Sequence[int], stopped: Sequence[int]
 
 
 def unblock(session: CallerSession, children: Sequence[int]) -> set[str]:
-    """Move *children*, already locked, from blocked to pending where every parent is done; return their agents."""
+    """Move *children*, already locked, from blocked to pending where every parent is done; return their agents.
+
+    One that needs an approval becomes waiting instead, and asks for it.
+    """
     parent = aliased(Task)
     unmet = exists().where(
         Dependency.task_id == Task.id, parent.id == Dependency.depends_on, parent.status != TaskStatus.DONE
     )
-    return set(
-        session.scalars(
-            update(Task)
-            .where(Task.id == any_(_ids(children)), Task.status == TaskStatus.BLOCKED, ~unmet)
-            .values(status=TaskStatus.PENDING, due=Task.available_at <= func.clock_timestamp())
-            .returning(Task.agent),
-            execution_options={"synchronize_session": False},
+    moved = session.execute(
+        update(Task)
+        .where(Task.id == any_(_ids(children)), Task.status == TaskStatus.BLOCKED, ~unmet)
+        .values(
+            status=case((Task.needs_approval, TaskStatus.WAITING.value), else_=TaskStatus.PENDING.value),
+            due=Task.available_at <= func.clock_timestamp(),
         )
-    )
+        .returning(Task.id, Task.agent, Task.needs_approval),
+        execution_options={"synchronize_session": False},
+    ).all()
+    ask_approval(session, [row.id for row in moved if row.needs_approval])
+    return {row.agent for row in moved if not row.needs_approval}
 
 
 def close_families(session: CallerSession, stopped: Mapping[int, TaskStatus]) -> list[int]:

@@ -17,16 +17,18 @@ from sqlalchemy.orm import Session, sessionmaker
 from orchestrator.database.schema import VERSION_TABLE
 from orchestrator.domain.alerts import DEFAULTS, Thresholds
 from orchestrator.domain.entities import AgentState, Dependency, Run, Task
-from orchestrator.domain.snapshot import Failure, PlanTask, ServerInfo, Snapshot, TaskError
+from orchestrator.domain.snapshot import Failure, PlanTask, Question, ServerInfo, Snapshot, TaskError
 from orchestrator.domain.words import TaskStatus
 from orchestrator.repositories import overview
 from orchestrator.repositories.bounded import bounded
+from orchestrator.repositories.questions import questions_of, read_questions
 
 RUNNING = 200
 """Running tasks on a screen."""
 COUNT_SECONDS = 5.0
 """How old the counts of waiting tasks may be: the one read whose cost grows with the queue."""
 ALERTS = 50
+QUESTIONS = 50
 FAILURES = 20
 
 
@@ -58,6 +60,7 @@ class SnapshotRepository:
             hold = overview.read_lock_hold(session, now)
             any_task = overview.any_task(session)
             found = overview.read_alerts(session, now, workers, agents, running, hold, self._thresholds, kill_grace)
+            questions, question_count, _ = read_questions(session, QUESTIONS)
         each = list(work.values())
         return Snapshot(
             taken_at=now,
@@ -74,7 +77,8 @@ class SnapshotRepository:
             waiting=overview.total([w.waiting for w in each]),
             alerts=tuple(found[:ALERTS]),
             alert_count=len(found),
-            question_count=0,
+            questions=questions,
+            question_count=question_count.n,
             failures=failures,
             minutes=minutes,
             lock_hold=hold,
@@ -122,6 +126,8 @@ class SnapshotRepository:
                 ).all()
             )
             spent = overview.spent(session, ids)
+            waits = any(row.status == TaskStatus.WAITING for row in rows)
+            asked = questions_of(session, *current) if waits else {}
             held = overview.held_by(session, [row.id for row in rows if row.held_at is not None])
             paused = set(session.scalars(_PAUSED))
         return tuple(
@@ -131,6 +137,7 @@ class SnapshotRepository:
                 elapsed.get(row.id),
                 spent.get(row.id),
                 held.get(row.id) or (f"agent {row.agent} is paused" if row.agent in paused else None),
+                asked.get(row.id),
             )
             for row in rows
         )
@@ -173,7 +180,9 @@ _PLAN_COLUMNS = (
 )
 
 
-def _plan_task(row: Any, needs: Any, elapsed: float | None, spent: Any, note: str | None) -> PlanTask:
+def _plan_task(
+    row: Any, needs: Any, elapsed: float | None, spent: Any, note: str | None, question: Question | None
+) -> PlanTask:
     later = row.status == TaskStatus.PENDING and not row.due
     running = row.status == TaskStatus.RUNNING
     return PlanTask(
@@ -199,6 +208,7 @@ def _plan_task(row: Any, needs: Any, elapsed: float | None, spent: Any, note: st
         cancel_requested_at=row.cancel_requested_at,
         error=None if row.error_class is None else TaskError(row.error_class, row.error_cause, row.error_message),
         note=note if row.status == TaskStatus.PENDING else None,
+        question=question,
     )
 
 

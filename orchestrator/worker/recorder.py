@@ -373,7 +373,12 @@ class Recorder:
         due_before = self._due_at
         swept = self._sweeper.sweep()
         self._due(swept.next_due)
-        if swept.taken_back or swept.offered or (due_before is not None and due_before <= time.monotonic()):
+        if (
+            swept.taken_back
+            or swept.offered
+            or swept.expired
+            or (due_before is not None and due_before <= time.monotonic())
+        ):
             self._work()
 
     def _due(self, seconds: float | None) -> None:

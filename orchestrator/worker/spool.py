@@ -22,6 +22,7 @@ from uuid import UUID, uuid4
 
 from orchestrator.database.embedded import home_directory
 from orchestrator.database.engine import connection_parameters
+from orchestrator.domain.asking import Ask, QuestionKind
 from orchestrator.domain.outcome import Budget, Claim, Outcome, RetryPolicy, TranscriptSize, Usage
 from orchestrator.domain.words import OnLimit, OutcomeClass
 from orchestrator.repositories.events import Piece
@@ -157,15 +158,22 @@ def _unpacked(data: bytes) -> tuple[Ended, list[Piece]]:
     outcome["usage"] = None if outcome["usage"] is None else Usage(**outcome["usage"])
     outcome["transcript"] = TranscriptSize(**outcome["transcript"])
     outcome["notes"] = tuple(outcome["notes"])
+    outcome["asks"] = tuple(_ask(each) for each in outcome.get("asks", ()))
+    claim.pop("answered", None)  # for the agent, which has ended
     return (
         Ended(Claim(**_known(Claim, claim)), Outcome(**_known(Outcome, outcome)), value["worker"], value["host"]),
         [Piece(*piece) for piece in value["pieces"]],
     )
 
 
-def _known(kind: type[Claim] | type[Outcome], values: dict[str, Any]) -> dict[str, Any]:
+def _known(kind: type[Claim] | type[Outcome] | type[Ask], values: dict[str, Any]) -> dict[str, Any]:
     names = {field.name for field in fields(kind)}
     return {name: value for name, value in values.items() if name in names}
+
+
+def _ask(value: dict[str, Any]) -> Ask:
+    changed = {"kind": QuestionKind(value["kind"]), "choices": tuple(value["choices"])}
+    return Ask(**{**_known(Ask, value), **changed, "deadline": _instant(value["deadline"])})
 
 
 def _instant(text: str | None) -> datetime | None:

@@ -46,13 +46,15 @@ FRESH = 5.0
 class Swept:
     """What one sweep did. ``taken_back`` holds (task id, attempt, new status); ``next_due`` is in seconds from now.
 
-    ``offered`` counts the outcomes that an ended process had left on this host's disk and that are recorded now.
+    ``offered`` counts the outcomes that an ended process had left on this host's disk and that are recorded now,
+    ``expired`` the questions whose deadline had passed.
     """
 
     buried: list[UUID] = field(default_factory=list)
     taken_back: list[tuple[int, int, str]] = field(default_factory=list)
     next_due: float | None = None
     offered: int = 0
+    expired: int = 0
 
     def add(self, later: Swept) -> None:
         """Add what a later sweep did."""
@@ -60,6 +62,7 @@ class Swept:
         self.taken_back += later.taken_back
         self.next_due = later.next_due
         self.offered += later.offered
+        self.expired += later.expired
 
 
 class Sweeper:
@@ -84,6 +87,7 @@ class Sweeper:
         # First what this host has kept: when its worker has been declared dead, it is only a late result.
         swept.offered = self._spool.offer(self._offer)
         swept.next_due = self.promote()
+        swept.expired = once(self._orchestrator.expire_questions)
         swept.buried += self._gone_neighbours()
         swept.buried += once(self._orchestrator.judge)
         for worker in swept.buried:
