@@ -19,8 +19,10 @@ from orchestrator.domain.outcome import Outcome
 from orchestrator.domain.words import OutcomeClass
 from orchestrator.errors import InvalidPlan
 from orchestrator.plans import agent_definition
+from orchestrator.worker import Worker
 from tests.http_servers import Connection, Request, Service, never_accepting, serving
 from tests.running import Heard, a_claim, execute
+from tests.working import Working, orchestrator
 
 TOKEN = "tok-0123456789"
 
@@ -464,3 +466,23 @@ def test_it_says_what_it_is_without_values() -> None:
     assert described["http"] == "https://host/run"
     assert described["headers"] == ["Authorization"]
     assert TOKEN not in str(described)
+
+
+def test_a_worker_waits_out_a_limit(database_url: str) -> None:
+    """429 with Retry-After puts the task off at no retry; every attempt is a run that names status and request."""
+
+    def respond(_: Request, connection: Connection) -> None:
+        if len(service.requests) == 1:
+            connection.answer("slow down", status=429, Retry_After_Ms="50", X_Request_Id="r1")
+        else:
+            connection.answer('"ok"', X_Request_Id="r2")
+
+    with serving(respond) as service, orchestrator(database_url) as orc:
+        added = orc.add("remote", "go", max_retries=0)
+        with Working(Worker(orc, [agent(service.url)]), until_idle=True) as working:
+            working.join()
+        task, runs = orc.get(added.id), orc.runs(added.id)
+    assert (task.status, task.result, task.retry_count) == ("done", "ok", 0)
+    assert [run.status for run in runs] == ["rate_limited", "done"]
+    assert runs[0].message == "HTTP 429 (request r1): slow down"
+    assert "HTTP 200 (request r2)" in (runs[1].notes or [])

@@ -76,7 +76,7 @@ NOT_SUPPORTED_YET: dict[str, tuple[str, ...]] = {
 }
 """Words of the plan file that are known and refused, because nothing here acts on them yet."""
 
-TOKENS_ONLY = ("codex", "gemini")
+TOKENS_ONLY = ("codex", "gemini", "openai")
 """Kinds of output that never name a cost."""
 COST_TOLD = ("claude", "opencode")
 """Kinds of output that name their cost themselves."""

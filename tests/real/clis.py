@@ -83,6 +83,12 @@ def recipe(page: str) -> dict[str, Any]:
     return agents
 
 
+def blocks(page: str, language: str) -> list[str]:
+    """The blocks of a page in *language*."""
+    text = (ROOT / "docs" / "agents" / f"{page}.md").read_text()
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
 @dataclass
 class Cli:
     """One CLI: its recipe, a home, and what it is told there."""
@@ -106,6 +112,10 @@ class Cli:
             "no_proxy": "127.0.0.1,localhost",
         }
         getattr(self, "_" + self.page.replace("-", "_"))()
+
+    def acp(self, *command: str, **fields: Any) -> Agent:
+        """The same CLI as an agent of the Agent Client Protocol."""
+        return build(agent_definition("acp", {"acp": list(command), "dir": str(self.work), **fields}))
 
     def agent(self, **fields: Any) -> Agent:
         """The recipe as an agent that works in the home; *fields* go before it."""
@@ -231,4 +241,4 @@ enabled = false
             subprocess.run(["git", "init", "-q", str(self.work)], check=True, env={**os.environ, **self.env})
 
 
-__all__ = ["FOLDER", "KEY", "ROOT", "Cli", "ModelServer", "folder", "model_server", "recipe"]
+__all__ = ["FOLDER", "KEY", "ROOT", "Cli", "ModelServer", "blocks", "folder", "model_server", "recipe"]

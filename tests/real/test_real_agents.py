@@ -6,6 +6,9 @@ outcome, the session, the usage, and that nothing of it runs afterwards.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +19,8 @@ import pytest
 from orchestrator.agents import processes
 from orchestrator.domain.outcome import Outcome
 from orchestrator.domain.words import OutcomeClass
-from tests.real.clis import Cli, ModelServer, model_server
+from tests.commands import process
+from tests.real.clis import KEY, ROOT, Cli, ModelServer, blocks, folder, model_server, recipe
 from tests.running import Heard, a_claim, execute
 
 pytestmark = [pytest.mark.real, pytest.mark.agents, pytest.mark.timeout(280)]
@@ -193,3 +197,101 @@ def test_aider(cli: Cli) -> None:
     outcome = ask(cli, "say hello")
     assert outcome.status is OutcomeClass.DONE, outcome
     assert "mock:" in outcome.result
+
+
+ACP = {
+    "gemini": (("gemini", "--acp"), {"authenticate": "gemini-api-key"}),
+    "opencode": (("opencode", "acp"), {}),
+}
+
+
+@pytest.mark.parametrize("cli", list(ACP), indirect=True)
+def test_the_agent_client_protocol(cli: Cli, server: ModelServer) -> None:
+    """The same CLIs in a conversation: an answer with session and usage, a tool with leave, and cancel in the middle."""
+    command, fields = ACP[cli.page]
+    agent = cli.acp(*command, permissions="allow", **fields)
+    first = execute(agent, a_claim(agent="acp", input="say kumquat"))
+    assert first.status is OutcomeClass.DONE, first
+    assert "kumquat" in first.result
+    assert first.session
+    assert first.usage is not None
+    assert first.usage.total_tokens
+    live = Heard()
+    tool = execute(agent, a_claim(agent="acp", input="[[mock:bash=printf hi-%s from-42]]"), live)
+    assert tool.status is OutcomeClass.DONE, tool
+    assert "hi-from-42" in tool.result
+    assert [text for kind, text in live.written if kind == "tool"]
+    words = f"cancel acp {cli.page}"
+    claim = a_claim(agent="acp", input=f"{words} {HANG}")
+    stopped = execute(agent, claim, when=lambda _: server.asked(words), patience=200)
+    assert stopped.status is OutcomeClass.CANCELLED, stopped
+    assert cli.left() == []
+
+
+def test_a_permission_that_is_denied(request: pytest.FixtureRequest, server: ModelServer, homes: Path) -> None:
+    """Gemini CLI asks for leave before a shell tool; refused, it goes on without, and the run says so."""
+    cli = Cli("gemini", homes / "gemini", server)
+    cli.prepare()
+    monkeypatch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+    for name, value in cli.env.items():
+        monkeypatch.setenv(name, value)
+    command, fields = ACP["gemini"]
+    agent = cli.acp(*command, permissions={"read": "allow"}, **fields)
+    denied = execute(agent, a_claim(agent="acp", input="[[mock:bash=touch denied-it]]"))
+    assert denied.status is OutcomeClass.DONE, denied
+    assert any("denied 1 tool use (execute:" in note for note in denied.notes), denied.notes
+    assert not (cli.work / "denied-it").exists()
+
+
+@pytest.mark.parametrize(("block", "name", "result"), [(0, "summary", "short"), (1, "shouting", "HELLO")])
+def test_functions_of_frameworks(block: int, name: str, result: str, tmp_path: Path) -> None:
+    """The functions of the page run as agents, in an environment that has the frameworks."""
+    (tmp_path / "page.py").write_text(blocks("python-frameworks", "python")[block])
+    code = f"""
+import sys
+sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]
+sys.path += {[each for each in sys.path if each.endswith("site-packages")]!r}
+import page
+from orchestrator.agents.building import build
+from tests.running import a_claim, execute
+print(repr(execute(build(page.{name}), a_claim(agent={name!r}, input="hello")).result))
+"""
+    python = folder() / "python" / "bin" / "python"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.stdout.strip() == repr(result), done.stderr
+
+
+PLAN = """\
+plan: real
+tasks:
+  - {{name: one, agent: claude, input: "say kumquat"}}
+  - {{name: two, agent: codex, after: [one], input: "it said {{one.result}}"}}
+  - {{name: tool, agent: claude, input: "[[mock:bash=printf hi-%s from-42]]"}}
+  - {{name: tired, agent: claude, input: "x [[mock:status=500,times=1]]", retry: {{initial: 0.01, max: 0.01}}}}
+agents:
+  claude: {claude}
+  codex: {codex}
+"""
+
+
+def test_a_plan_of_real_agents(tmp_path: Path, database_url: str, server: ModelServer, homes: Path) -> None:
+    """``orchestrator run`` with two CLIs: a result is passed on, a failure is tried again, tokens and cost are summed."""
+    env: dict[str, str] = {}
+    given: dict[str, str] = {}
+    for page in ("claude-code", "codex"):
+        cli = Cli(page, homes / "plan", server)
+        cli.prepare()
+        env |= cli.env
+        given |= {name: json.dumps({**agent, "dir": str(cli.work)}) for name, agent in recipe(page).items()}
+    (tmp_path / "plan.yaml").write_text(PLAN.format(**given))
+    said = process("run", "plan.yaml", "--json", url=database_url, cwd=tmp_path, env=env)
+    assert said.code == 0, said
+    tasks = {task["name"]: task for task in said.json["tasks"]}
+    assert {task["status"] for task in tasks.values()} == {"done"}
+    assert "kumquat" in tasks["two"]["result"]
+    assert "hi-from-42" in tasks["tool"]["result"]
+    shown = process("show", str(tasks["tired"]["id"]), "--json", url=database_url, cwd=tmp_path).json
+    assert [run["status"] for run in shown["runs"]] == ["transient", "done"]
+    assert shown["runs"][0]["session"] == shown["runs"][1]["session"]
+    assert shown["usage"]["cost_usd"] > 0
+    assert all(KEY not in str(task) for task in said.json["tasks"])
