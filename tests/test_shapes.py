@@ -33,6 +33,7 @@ TASK = (
     "id agent title status priority attempt retry_count lost_count max_retries retry budget {seconds tokens usd turns"
     " on_limit} available_at created_at started_at finished_at claimed_by cancel_requested_at held_at plan name depends_on"
     " unique_key concurrency_key tags input result error {class cause message} next_attempt_at usage session workspace"
+    " activity"
 )
 RUN = (
     "id task_id attempt status error_class cause message exit_code signal worker host started_at finished_at"

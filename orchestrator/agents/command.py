@@ -284,7 +284,6 @@ class CommandAttempt(Telling):
         self._open = {"stdout": tree.stdout, "stderr": tree.stderr}
         self._input = memoryview(start.prompt)
         self._heard = self._loop.time()
-        self._doing: str | None = None
         self._result_at: float | None = None
         self._woken: asyncio.Future[None] = self._loop.create_future()
         self._timers: list[asyncio.TimerHandle] = []
@@ -431,9 +430,7 @@ class CommandAttempt(Telling):
             self._live.write(name, text, size)
         if data:
             self._reader.feed(name, data)
-            if self._reader.busy != self._doing:
-                self._doing = self._reader.busy
-                self._live.activity(self._doing)
+            self.doing(self._reader.busy)
         self._has_said_all()
 
     @property
@@ -509,8 +506,9 @@ class CommandAttempt(Telling):
         self._read_events()
         self._pause = _FIRST_TICK if self._heard > heard else min(self._pause * 1.25, _LONGEST_TICK)
         idle = self._definition.idle_seconds
+        busy = self._reader.busy
+        self.doing(busy)
         if idle is not None and self._result_at is None:
-            busy = self._reader.busy
             limit = idle * BUSY_FACTOR if busy else idle
             silent = self._loop.time() - self._heard
             if silent >= limit:

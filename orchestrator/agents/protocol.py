@@ -14,6 +14,9 @@ from typing import Any, Protocol
 from orchestrator.domain.outcome import Budget, Claim, Outcome, RetryPolicy, Usage
 from orchestrator.domain.words import OutcomeClass
 
+LIMIT = "rate limit"
+"""What an agent does that waits, by itself, until its provider lets it go on."""
+
 
 @dataclass(frozen=True, slots=True)
 class AgentDefaults:
@@ -51,7 +54,7 @@ class Live(Protocol):
         """Set where the attempt works, kept for the next attempt."""
 
     def activity(self, what: str | None) -> None:
-        """Say what it is doing: the tool that it waits for, or another word; None is between tools, in a model call."""
+        """Say what it is doing: the tool that it waits for, or ``LIMIT``; None is between tools, in a model call."""
 
 
 class Stop:

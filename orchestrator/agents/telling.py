@@ -11,9 +11,10 @@ from typing import Any
 
 from orchestrator.agents.faults import Fault
 from orchestrator.agents.meter import Meter, Report
-from orchestrator.agents.protocol import Live
+from orchestrator.agents.protocol import LIMIT, Live
 from orchestrator.agents.redact import Secrets
 from orchestrator.domain.template import as_text
+from orchestrator.domain.words import OutcomeClass
 
 
 class Output:
@@ -53,9 +54,23 @@ class Telling:
     def __init__(self, live: Live, meter: Meter) -> None:
         self._live = live
         self._meter = meter
+        self._tool: str | None = None
+        self._limited = False
+
+    def doing(self, tool: str | None) -> None:
+        """The agent waits for *tool*, or for none; called whenever it has said something."""
+        if tool != self._tool:
+            self._tool, self._limited = tool, False
+            self._live.activity(tool)
+
+    def _goes_on(self) -> None:
+        if self._limited:
+            self._limited = False
+            self._live.activity(self._tool)
 
     def message(self, text: str) -> None:
         """The agent said something to its user."""
+        self._goes_on()
         self._live.write("message", text)
 
     def tool(self, name: str, text: str) -> None:
@@ -64,6 +79,7 @@ class Telling:
 
     def usage(self, report: Report) -> None:
         """The agent reported usage: count it and say where the attempt stands."""
+        self._goes_on()
         self._live.usage(self._meter.add(report))
 
     def session(self, session: str) -> None:
@@ -76,8 +92,11 @@ class Telling:
         self._live.write("result", as_text(value))
 
     def error(self, fault: Fault) -> None:
-        """The agent said that something failed."""
+        """The agent said that something failed. A limit may be one that it waits out by itself."""
         self._live.write("error", fault.message)
+        if fault.status is OutcomeClass.RATE_LIMITED:
+            self._limited = True
+            self._live.activity(LIMIT)
 
     def progress(self, percent: float | None, message: str | None) -> None:
         """The agent said how far it is."""

@@ -599,6 +599,9 @@ def _running_values(
     if not cost and cost_unknown(spend):
         cost = short.UNKNOWN
     quiet = _quiet(task, now)
+    if task.activity is not None and quiet >= QUIET and not style and not _stopping(task):
+        # What it said a minute ago explains less than what it waits for.
+        output = f"{task.activity} {short.age(short.since(task.activity_since, now) or 0)}: {output}"
     values = {
         "symbol": (look.symbol(symbol), colour),
         "id": (str(task.id), ""),

@@ -282,6 +282,12 @@ def _facts(
     budget = _budget_text(task, now)
     if budget:
         facts.append(("budget", budget))
+    doing = task.get("activity")
+    if doing:
+        since = moment(doing["since"])
+        facts.append(
+            ("doing", str(doing["what"]) + (f" for {short.age(short.since(since, now) or 0)}" if since else ""))
+        )
     spent = _spent_text(task.get("usage"))
     if spent:
         facts.append(("spent", spent))

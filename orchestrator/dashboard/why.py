@@ -333,7 +333,7 @@ def _waiting(facts: TaskFacts) -> Judged:
 
 # -- running ------------------------------------------------------------------------------------------------------
 
-_STATE = frozenset({"quiet", "heartbeat", "budget", "spent", "progress", "said"})
+_STATE = frozenset({"quiet", "doing", "heartbeat", "budget", "spent", "progress", "said"})
 """Reasons that say how a running task is doing: one line, without a number before each."""
 
 
@@ -354,6 +354,9 @@ def _running(facts: TaskFacts) -> Judged:
     if quiet >= QUIET:
         text = f"no output for {short.age(quiet)}" if facts.last_output_at else "no output yet"
         reasons.append(Reason("quiet", text, quiet, "seconds"))
+    if doing := task.get("activity"):
+        lasts = (now - (moment(doing["since"]) or now)).total_seconds()
+        reasons.append(Reason("doing", f"in {doing['what']} for {short.age(lasts)}", lasts, "seconds"))
     if owner is not None:
         beat = (now - owner.renewed_at).total_seconds()
         reasons.append(Reason("heartbeat", f"worker heartbeat {short.age(beat)} ago", beat, "seconds"))

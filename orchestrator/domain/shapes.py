@@ -6,7 +6,7 @@ always all there, in this order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -51,6 +51,7 @@ def task_json(
     if task.error_class is not None:
         error = {"class": task.error_class, "cause": task.error_cause, "message": task.error_message}
     retrying = task.status == TaskStatus.PENDING and task.attempt > 0 and not task.due
+    doing = activity_of(task.live_usage) if task.status == TaskStatus.RUNNING else None
     return {
         "id": task.id,
         "agent": task.agent,
@@ -89,7 +90,24 @@ def task_json(
         "usage": usage if usage is not None else usage_json(),
         "session": task.session,
         "workspace": task.workspace,
+        "activity": activity_json(*doing) if doing is not None else None,
     }
+
+
+def activity_of(live: Mapping[str, Any] | None) -> tuple[str, datetime] | None:
+    """What the agent of a running task does, and since when, from ``tasks.live_usage``; None if it does not tell."""
+    what, since = (live or {}).get("activity"), (live or {}).get("activity_since")
+    if not isinstance(what, str) or not isinstance(since, str):
+        return None
+    try:
+        return what, datetime.fromisoformat(since)
+    except ValueError:
+        return None
+
+
+def activity_json(what: str | None, since: datetime | None) -> dict[str, Any] | None:
+    """The activity object, null if it is unknown."""
+    return None if what is None else {"what": what, "since": time_json(since)}
 
 
 def run_json(run: Run) -> dict[str, Any]:
@@ -205,6 +223,7 @@ def running_json(task: RunningTask, now: datetime) -> dict[str, Any]:
         "percent": task.percent,
         "last_output": task.last_output,
         "last_output_at": time_json(task.last_output_at),
+        "activity": activity_json(task.activity, task.activity_since),
         "cancel_requested_at": time_json(task.cancel_requested_at),
     }
 

@@ -76,6 +76,7 @@ class WorkerRow:
 class RunningTask:
     """A task that runs now. ``percent`` and ``last_output`` are what it said last; ``stopping`` is how its end goes on.
 
+    ``activity`` is what its agent does, as far as it tells: the tool that it waits for, ``model call`` or ``rate limit``.
     ``will_not_stop`` is set (a sentence: what was sent, what is left) when its processes survive a stop.
     """
 
@@ -97,6 +98,8 @@ class RunningTask:
     cancel_requested_at: datetime | None = None
     stopping: str | None = None
     will_not_stop: str | None = None
+    activity: str | None = None
+    activity_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from sqlalchemy import (
     cast,
     column,
     func,
+    literal_column,
     select,
     update,
 )
@@ -263,7 +264,7 @@ def _build_set_live() -> Any:
             last_output_at=case((mine.c.last_output.is_not(None), func.clock_timestamp()), else_=Task.last_output_at),
             live_usage=case(
                 (mine.c.activity.is_(None), used),
-                else_=func.coalesce(used, cast("{}", JSONB)).op("||", return_type=JSONB)(doing),
+                else_=func.coalesce(used, literal_column("'{}'::jsonb", JSONB)).op("||", return_type=JSONB)(doing),
             ),
             session=func.coalesce(mine.c.session, Task.session),
             workspace=func.coalesce(cast(mine.c.workspace, JSONB), Task.workspace),

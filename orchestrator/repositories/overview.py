@@ -20,6 +20,7 @@ from orchestrator.domain import histogram, snapshot
 from orchestrator.domain.alerts import Thresholds, alerts
 from orchestrator.domain.entities import AgentState, Breaker, Minute, Run, Task, WorkerRow
 from orchestrator.domain.outcome import Budget
+from orchestrator.domain.shapes import activity_of
 from orchestrator.domain.snapshot import AgentRow, Alert, Count, LockHold, RunningTask, Spend, Unserved
 from orchestrator.domain.words import OnLimit, OutcomeClass, TaskStatus
 from orchestrator.repositories.audit import last_entries
@@ -164,6 +165,7 @@ def _running(row: Any, earlier: Spend | None, cancelled_by: str | None) -> Runni
     stopping = None
     if row.cancel_requested_at is not None:
         stopping = f"cancel by {cancelled_by}" if cancelled_by else "cancel"
+    doing = activity_of(row.live_usage)
     return RunningTask(
         id=row.id,
         agent=row.agent,
@@ -182,6 +184,8 @@ def _running(row: Any, earlier: Spend | None, cancelled_by: str | None) -> Runni
         last_output_at=row.last_output_at,
         cancel_requested_at=row.cancel_requested_at,
         stopping=stopping,
+        activity=doing[0] if doing else None,
+        activity_since=doing[1] if doing else None,
     )
 
 

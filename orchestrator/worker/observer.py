@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from orchestrator.agents.protocol import Agent, Stop
+from orchestrator.agents.protocol import LIMIT, Agent, Stop
 from orchestrator.domain.outcome import Claim, Outcome, Usage
 from orchestrator.domain.storable import storable_json, storable_text
 from orchestrator.domain.words import OutcomeClass
@@ -213,7 +213,7 @@ class Attempt:
     @property
     def served(self) -> bool:
         """Whether the provider has answered: the agent used tokens, or a tool."""
-        return self._usage is not None or self._activity is not None
+        return self._usage is not None or self._activity not in (None, LIMIT)
 
     # -- Live: from any thread ----------------------------------------------------------------------------------------
 
