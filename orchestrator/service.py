@@ -39,6 +39,7 @@ from orchestrator.domain.given import AgentDefinition, NewTask, new_task
 from orchestrator.domain.identity import Identity
 from orchestrator.domain.outcome import Budget, Claim, Outcome, RetryPolicy, Usage
 from orchestrator.domain.prices import Prices
+from orchestrator.domain.retention import Retention
 from orchestrator.domain.words import ENDED, OutcomeClass, TaskStatus
 from orchestrator.errors import (
     DatabaseUnavailable,
@@ -127,6 +128,7 @@ class Orchestrator:
         self.reading = ReadingRepository(self._engine, thresholds)
         self.diagnosis = DiagnosisRepository(self._engine)
         self.health = HealthRepository(self._engine, self.url, thresholds)
+        self.kept = Retention.read(self.settings.retention)
         self.retention = RetentionRepository(self._engine)
         self.snapshots = SnapshotRepository(self._engine, thresholds)
         self._notifier = Notifier(self._engine)

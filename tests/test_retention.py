@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from orchestrator.domain.given import NewTask
+from orchestrator.domain.retention import Retention, span
 from orchestrator.errors import InvalidInput, NotFound
 from orchestrator.repositories import retention
 from orchestrator.repositories.audit import AuditRepository
@@ -247,3 +248,109 @@ def test_what_makes_no_sense_is_refused(retained: RetentionRepository, wrong: di
     """Nothing is removed for a status that lives, an unknown kind, or an age below zero."""
     with pytest.raises(InvalidInput):
         retained.prune(**wrong)
+
+
+# -- by itself ----------------------------------------------------------------------------------------------------
+
+
+def kept(retained: RetentionRepository, **table: Any) -> dict[str, int]:
+    """The rows that one whole automatic pass removes."""
+    rows: dict[str, int] = {}
+    seen: list[Any] = []
+    for pruned in retained.keep(Retention.read({"minutes": "never", "workers": "never", **table})):
+        if not any(pruned is each for each in seen):
+            seen.append(pruned)
+    for pruned in seen:
+        for name, number in pruned.rows.items():
+            rows[name] = rows.get(name, 0) + number
+    return rows
+
+
+def test_each_kind_and_status_has_its_own_age(made: Making, retained: RetentionRepository) -> None:
+    """Transcripts go first, then what is done with its runs, failures last; the audit trail says what went."""
+    done, failed = made.add(), made.add()
+    made.run(done)
+    made.run(failed, BROKEN)
+    for id_ in (done, failed):
+        transcript(made, id_)
+    policy = {"transcripts": "1h", "failed_transcripts": "3h", "done": "5h", "failed": "7h"}
+    assert kept(retained, **policy) == {}
+    age(made)
+    assert kept(retained, **policy) == {"run_events": 1}
+    age(made)
+    assert kept(retained, **policy) == {"run_events": 1}
+    age(made)
+    assert kept(retained, **policy) == {"run_events": 0, "runs": 1, "tasks": 1}
+    assert left(made) == [failed]
+    age(made)
+    assert kept(retained, **policy) == {"run_events": 0, "runs": 1, "tasks": 1}
+    entries = made.query("SELECT actor, details FROM audit ORDER BY id")
+    assert [row.actor for row in entries] == ["retention"] * 4
+    assert entries[0].details["rows"] == {"run_events": 1}
+
+
+def test_without_a_setting_tasks_are_kept(made: Making, retained: RetentionRepository) -> None:
+    """Only the workers' minutes and rows of workers that ended go by default, after a month."""
+    task = made.add()
+    made.run(task)
+    made.query("INSERT INTO minutes (minute, worker_id) VALUES (now() - interval '20 days', :w)", w=made.worker)
+    age(made, 20 * 24 * HOUR)
+    list(retained.keep(Retention()))
+    assert left(made) == [task]
+    assert made.query("SELECT 1 FROM minutes") == []
+
+
+def test_a_pass_ends_where_tasks_are_younger(
+    made: Making, retained: RetentionRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind enough windows with nothing old it looks no further; imported ones among old ones are found."""
+    monkeypatch.setattr(retention, "WINDOW", 5)
+    monkeypatch.setattr(retention, "YOUNG_WINDOWS", 2)
+    made.add_all([NewTask("coder") for _ in range(30)])
+    made.end_all(made.claim(100))
+    made.query(
+        "UPDATE tasks SET created_at = now() - interval '9 h', finished_at = now() - interval '2 h' WHERE id < 6"
+    )
+    made.query("UPDATE tasks SET finished_at = now() - interval '2 h' WHERE id IN (8, 29)")
+    assert kept(retained, done="1h")["tasks"] == 6
+    assert 29 in left(made)
+    assert retained.prune(HOUR).rows["tasks"] == 1
+
+
+def test_one_process_at_a_time_removes_by_itself(made: Making, retained: RetentionRepository) -> None:
+    """While another one holds the lock a pass ends at once and nothing is removed twice or waited for."""
+    task = made.add()
+    made.run(task)
+    age(made)
+    with made.engine.connect() as connection:
+        connection.execute(retention._MINE, {"locks": retention.LOCKS})
+        assert kept(retained, done="1h") == {}
+        connection.rollback()
+    assert kept(retained, done="1h")["tasks"] == 1
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"dnoe": "1d"},
+        {"done": "soon"},
+        {"done": 0},
+        {"done": True},
+        {"failed": "-1d"},
+        {"every": "never"},
+        {"done": []},
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused(table: dict[str, Any]) -> None:
+    """The key is named, with the nearest one or what was expected."""
+    with pytest.raises(InvalidInput, match="retention"):
+        Retention.read(table)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30d", 30 * 86400), ("1h30m", 5400), ("90", 90), ("1.5h", 5400), ("", None), ("x", None), ("9999999d", None)],
+)
+def test_spans_of_time(text: str, seconds: float | None) -> None:
+    """What people write for a length of time, in seconds."""
+    assert span(text) == seconds

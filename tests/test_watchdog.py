@@ -349,3 +349,40 @@ def test_a_worker_takes_back_for_others(engine: Engine, orc: Orchestrator) -> No
         working.join()
     assert statuses(engine) == {"done": 1}
     assert query(engine, "SELECT status FROM runs ORDER BY attempt") == [("lost",), ("done",)]
+
+
+def test_a_sweep_removes_what_is_no_longer_kept(
+    engine: Engine, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With [retention] each sweep goes on with a pass for its spare time; without one tasks stay."""
+    monkeypatch.setattr("random.random", lambda: 0.0)
+    for retention, left in (({}, 3), ({"done": "1h"}, 1)):
+        settings = Settings(database_url=database_url, retention=retention)
+        with Orchestrator(database_url, settings=settings) as orc:
+            if not retention:
+                for _ in range(3):
+                    add(engine)
+                query(
+                    engine,
+                    "UPDATE tasks SET status = 'done', finished_at = now() - interval '2 hours' WHERE id IN (1, 2)",
+                )
+            sweeper = Sweeper(orc, liveness.identity(), spare=10.0)
+            sweeper.sweep()
+            assert query(engine, "SELECT count(*) AS n FROM tasks")[0].n == left
+
+
+def test_a_sweep_without_time_to_spare_removes_nothing(
+    engine: Engine, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Removing never takes longer than its share of a sweep; the pass goes on at the next one."""
+    monkeypatch.setattr("random.random", lambda: 0.0)
+    settings = Settings(database_url=database_url, retention={"done": "1h"})
+    with Orchestrator(database_url, settings=settings) as orc:
+        add(engine)
+        query(engine, "UPDATE tasks SET status = 'done', finished_at = now() - interval '2 hours'")
+        sweeper = Sweeper(orc, liveness.identity(), spare=0.0)
+        sweeper.sweep()
+        assert query(engine, "SELECT count(*) AS n FROM tasks")[0].n == 1
+        sweeper._keeper._spare = 10.0
+        sweeper.sweep()
+        assert query(engine, "SELECT count(*) AS n FROM tasks")[0].n == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import math
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -35,7 +34,6 @@ IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The task's id.")]
 
 ID_MAX = 2**63 - 1
-MAX_SECONDS = 3650 * 86400.0
 
 
 def several(given: Sequence[str] | None) -> list[str]:
@@ -110,20 +108,12 @@ def wanted(
     ).checked()
 
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d|w)")
-
-
 def seconds(text: str, option: str) -> float:
     """Return a span like ``30s``, ``1h30m``, ``2d`` or a bare number of seconds. Raises InvalidInput."""
-    bare = text.strip().lower()
-    try:
-        value = float(bare) if re.fullmatch(r"\d+(\.\d+)?", bare) else None
-    except ValueError:
-        value = None
-    if value is None and bare and _SPAN.sub("", bare).strip() == "":
-        value = sum(float(amount) * _UNITS[unit] for amount, unit in _SPAN.findall(bare))
-    if value is None or not math.isfinite(value) or value > MAX_SECONDS:
+    from orchestrator.domain.retention import span
+
+    value = span(text)
+    if value is None:
         raise InvalidInput(f"{option}: expected a span of time like 30s, 5m, 1h30m or 2d, found {text!r}")
     return value
 

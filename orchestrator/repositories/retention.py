@@ -6,9 +6,9 @@ it had committed and can simply be run again. Live tasks are never touched, nor 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import (
@@ -19,23 +19,35 @@ from sqlalchemy import (
     any_,
     delete,
     exists,
+    false,
     func,
     literal,
     or_,
     select,
+    text,
+    true,
     update,
 )
 from sqlalchemy.orm import Session, sessionmaker
 
 from orchestrator.domain.entities import Audit, Dependency, Minute, Plan, Run, RunEvent, Task, WorkerRow, table
+from orchestrator.domain.retention import Retention
 from orchestrator.domain.words import ENDED, LIVE, TaskStatus
 from orchestrator.errors import InvalidInput
 from orchestrator.repositories.audit import note
 
 BATCH = 100
 """Tasks of one transaction: with transcripts of a megabyte each it still takes well below a second."""
+AUTOMATIC_BATCH = 25
+"""The same where it goes on by itself, beside the work of a worker."""
 WINDOW = 5_000
-"""Tasks that one transaction looks through."""
+"""Ids of tasks that one transaction looks through."""
+TRANSCRIPTS = 500
+"""The same where their transcripts are looked at."""
+DRY = 10
+"""So many times as many where nothing is locked."""
+YOUNG_WINDOWS = 10
+"""Windows without anything old after which an automatic pass takes all the rest for younger."""
 ROWS = 1_000
 """Rows of other tables in one transaction."""
 
@@ -59,6 +71,7 @@ class Pruned:
     kept: int = 0
     """Ended tasks that are old enough and were kept because live tasks need them."""
     interrupted: bool = False
+    automatic: bool = False
 
     def add(self, name: str, number: int, size: int = 0) -> None:
         self.rows[name] = self.rows.get(name, 0) + number
@@ -88,91 +101,171 @@ class RetentionRepository:
         one entry in the audit trail. Raises InvalidInput.
         """
         _check(older_than, statuses, kinds)
+        pruned = Pruned(dry_run, self._before(older_than))
+        try:
+            for _ in self._steps(pruned, statuses, kinds):
+                if stop():
+                    pruned.interrupted = True
+                    break
+        finally:
+            self._note(pruned, actor, older_than)
+        return pruned
+
+    def keep(self, policy: Retention) -> Iterator[Pruned]:
+        """Remove what *policy* no longer keeps, batch by batch: each ``next`` is one transaction, committed.
+
+        It ends where tasks are younger, so that a pass costs what there is to remove and not the history; and at once
+        when another process is at it. Each rule that removed something and came to its end is one entry in the audit
+        trail.
+        """
+        for kind, statuses, older_than in policy.rules():
+            pruned = Pruned(older_than=self._before(older_than), automatic=True)
+            for _ in self._steps(pruned, statuses, (kind,)):
+                yield pruned
+            self._note(pruned, "retention", older_than)
+            if pruned.interrupted:
+                return
+
+    def _before(self, older_than: float) -> datetime:
         with self._sessions() as session:
             before: datetime = session.execute(
                 select(func.clock_timestamp() - literal(timedelta(seconds=older_than)))
             ).scalar_one()
-        pruned = Pruned(dry_run, before)
-        try:
-            if "tasks" in kinds or "transcripts" in kinds:
-                self._tasks(pruned, before, statuses, "tasks" in kinds, stop)
-            if "minutes" in kinds:
-                self._others(pruned, "minutes", Minute, Minute.minute < before, stop)
-            if "workers" in kinds:
-                self._others(pruned, "workers", WorkerRow, _gone(before), stop)
-            if "audit" in kinds:
-                self._others(pruned, "audit", Audit, Audit.at < before, stop)
-            if "plans" in kinds:
-                # A dry run has removed no tasks: what would have gone by now does not count.
-                gone = statuses if dry_run and "tasks" in kinds else ()
-                self._others(pruned, "plans", Plan, _empty(before, gone), stop)
-        finally:
-            if not dry_run and any(pruned.rows.values()):
-                with self._sessions.begin() as session:
-                    details = {"rows": pruned.rows, "bytes": pruned.bytes, "older_than_seconds": older_than}
-                    note(session, "prune", actor=actor, subject="database", details=details)
-        return pruned
+        return before
 
-    def _tasks(
-        self, pruned: Pruned, before: datetime, statuses: Collection[str], whole: bool, stop: Callable[[], bool]
-    ) -> None:
-        last = 0
+    def _note(self, pruned: Pruned, actor: str, older_than: float) -> None:
+        if pruned.dry_run or not any(pruned.rows.values()):
+            return
+        with self._sessions.begin() as session:
+            details = {"rows": pruned.rows, "bytes": pruned.bytes, "older_than_seconds": older_than}
+            note(session, "prune", actor=actor, subject="database", details=details)
+
+    def _steps(self, pruned: Pruned, statuses: Collection[str], kinds: Collection[str]) -> Iterator[None]:
+        """Do it, with a stop before each transaction."""
+        before = pruned.older_than
+        assert before is not None
+        if "tasks" in kinds or "transcripts" in kinds:
+            yield from self._tasks(pruned, before, statuses, "tasks" in kinds)
+        if "minutes" in kinds:
+            yield from self._others(pruned, "minutes", Minute, Minute.minute < before)
+        if "workers" in kinds:
+            yield from self._others(pruned, "workers", WorkerRow, _gone(before))
+        if "audit" in kinds:
+            yield from self._others(pruned, "audit", Audit, Audit.at < before)
+        if "plans" in kinds:
+            # A dry run has removed no tasks: what would have gone by now does not count.
+            gone = statuses if pruned.dry_run and "tasks" in kinds else ()
+            yield from self._others(pruned, "plans", Plan, _empty(before, gone))
+
+    def _tasks(self, pruned: Pruned, before: datetime, statuses: Collection[str], whole: bool) -> Iterator[None]:
+        # Words, not parameters: the planner is to see the predicates of the partial indexes in them.
+        words = [literal(status, literal_execute=True) for status in sorted(statuses)]
+        size = AUTOMATIC_BATCH if pruned.automatic else BATCH
+        last = young = 0
         while True:
-            if stop():
-                pruned.interrupted = True
-                return
+            yield
             with self._sessions() as session:
-                # Windows of ids bound what one transaction reads when little of it can go; the walk is index-only.
-                ids = select(Task.id).where(Task.id > last).order_by(Task.id).limit(WINDOW).subquery()
-                end = session.scalar(select(func.max(ids.c.id)))
-                if end is None:
+                if pruned.automatic and not session.scalar(_MINE, {"locks": LOCKS}):
+                    pruned.interrupted = True
                     return
-                statement = (
-                    select(Task.id)
-                    .where(
-                        Task.id > last,
-                        Task.id <= end,
-                        Task.status.in_(sorted(statuses)),
-                        Task.finished_at < before,
-                    )
-                    .order_by(Task.id)
-                    .limit(BATCH)
-                )
-                if not pruned.dry_run:
-                    statement = statement.with_for_update(skip_locked=True)
-                found = session.scalars(statement).all()
-                # A short batch: the rest of the window has nothing more, but what is locked, and that is for next time.
-                last = end if len(found) < BATCH else found[-1]
-                if not found:
+                # Windows of ids bound what one transaction reads when little of it can go, with a jump over the gaps.
+                start = _start(session, last, whole)
+                if start is None:
+                    return
+                first, created_at = start
+                window = WINDOW if whole else TRANSCRIPTS
+                end = first + (DRY * window if pruned.dry_run else window) - 1
+                old = (Task.id >= first, Task.id <= end, Task.status.in_(words), Task.finished_at < before)
+                if pruned.dry_run:
+                    _count(session, pruned, old, whole)
+                    last = end
                     continue
-                if whole:
+                wanted = select(Task.id).where(*old)
+                if not whole:
+                    wanted = wanted.where(exists().where(RunEvent.task_id == Task.id))
+                found = session.scalars(
+                    wanted.order_by(Task.id).limit(size).with_for_update(skip_locked=True, of=Task)
+                ).all()
+                # A short batch: the rest of the window has nothing more, but what is locked, and that is for next time.
+                last = end if len(found) < size else found[-1]
+                young = 0 if found or created_at < before else young + 1
+                if whole and found:
                     needed = _needed(session, found)
                     pruned.kept += len(needed)
                     found = [id_ for id_ in found if id_ not in needed]
                 _remove(session, pruned, found, whole)
-                if pruned.dry_run:
-                    session.rollback()
-                else:
-                    session.commit()
+                session.commit()
+            if pruned.automatic and young >= YOUNG_WINDOWS:
+                return
 
-    def _others(
-        self, pruned: Pruned, name: str, entity: Any, condition: ColumnElement[bool], stop: Callable[[], bool]
-    ) -> None:
+    def _others(self, pruned: Pruned, name: str, entity: Any, condition: ColumnElement[bool]) -> Iterator[None]:
         if pruned.dry_run:
             with self._sessions() as session:
                 pruned.add(name, session.scalar(select(func.count()).select_from(entity).where(condition)) or 0)
             return
         keys = [*table(entity).primary_key.columns]
-        while not stop():
+        number = ROWS
+        while number == ROWS:
+            yield
             with self._sessions.begin() as session:
                 some = select(*keys).where(condition).order_by(*keys).limit(ROWS).with_for_update(skip_locked=True)
                 some_rows = some.cte("some").prefix_with("MATERIALIZED")
                 same = [some_rows.c[key.name] == key for key in keys]
                 number = session.connection().execute(delete(table(entity)).where(*same)).rowcount
             pruned.add(name, number)
-            if number < ROWS:
-                return
-        pruned.interrupted = True
+
+
+LOCKS = 0x6B656570
+"""The class of the advisory lock of whoever removes by itself: "keep" in ASCII."""
+_MINE = text("SELECT pg_try_advisory_xact_lock(:locks, 0)")
+
+
+def _start(session: Session, last: int, whole: bool) -> tuple[int, datetime] | None:
+    """The first task behind the id *last* (without *whole* the first that has a transcript), and when it was added."""
+    ids = Task.id if whole else RunEvent.task_id
+    first = session.scalar(select(func.min(ids)).where(ids > last))
+    if first is None:
+        return None
+    created = session.scalar(select(Task.created_at).where(Task.id == first))
+    return int(first), created or datetime.min.replace(tzinfo=UTC)
+
+
+def _count(session: Session, pruned: Pruned, old: Sequence[ColumnElement[bool]], whole: bool) -> None:
+    """Add what would be removed of the window *old*: one statement instead of batches."""
+    session.execute(text("SET LOCAL jit = off"))
+    live = [status.value for status in sorted(LIVE)]
+    child = table(Task).alias("child")
+    needed = (
+        select(Dependency.task_id)
+        .join(child, child.c.id == Dependency.task_id)
+        .where(Dependency.depends_on == Task.id, child.c.status.in_(live))
+        .exists()
+    )
+    some = select(
+        Task.id, _sum(_LARGE_OF_TASK).label("size"), needed.label("needed") if whole else false().label("needed")
+    )
+    tasks = some.where(*old).cte("old").prefix_with("MATERIALIZED")
+    going = tasks.select().where(~tasks.c.needed).cte("going")
+
+    def parts(entity: Any, size: Any) -> Any:
+        counted = select(func.count().label("number"), func.coalesce(func.sum(size), 0).label("size"))
+        return counted.join(going, going.c.id == entity.task_id).subquery()
+
+    events = parts(RunEvent, _size(RunEvent.text))
+    runs = parts(Run, _sum(_LARGE_OF_RUN)) if whole else None
+    whole_tasks = select(
+        func.count().filter(~tasks.c.needed).label("number"),
+        func.coalesce(func.sum(tasks.c.size).filter(~tasks.c.needed), 0).label("size"),
+        func.count().filter(tasks.c.needed).label("kept"),
+    ).subquery()
+    one_row = events.join(whole_tasks, true()) if runs is None else events.join(runs, true()).join(whole_tasks, true())
+    columns = [*events.c, *(() if runs is None else runs.c), *whole_tasks.c]
+    found = session.execute(select(*columns).select_from(one_row)).one()
+    pruned.add("run_events", found[0], int(found[1]) + found[0] * _EVENT_BYTES)
+    if whole:
+        pruned.add("runs", found[2], int(found[3]) + found[2] * _RUN_BYTES)
+        pruned.add("tasks", found[4], int(found[5]) + found[4] * _TASK_BYTES)
+        pruned.kept += found[6]
 
 
 def _check(older_than: float, statuses: Collection[str], kinds: Collection[str]) -> None:
@@ -212,18 +305,12 @@ def _remove(session: Session, pruned: Pruned, ids: Sequence[int], whole: bool) -
     number, size = session.execute(events).one()
     pruned.add("run_events", number, int(size) + number * _EVENT_BYTES)
     if whole:
-        large = [_size(column) for column in (Run.result, Run.late, Run.message, Run.notes)]
         number, size = session.execute(
-            select(func.count(), func.coalesce(func.sum(_sum(large)), 0)).where(Run.task_id == wanted)
+            select(func.count(), func.coalesce(func.sum(_sum(_LARGE_OF_RUN)), 0)).where(Run.task_id == wanted)
         ).one()
         pruned.add("runs", number, int(size) + number * _RUN_BYTES)
-        large = [
-            _size(column) for column in (Task.input, Task.params, Task.result, Task.error_message, Task.last_output)
-        ]
-        size = session.scalar(select(func.coalesce(func.sum(_sum(large)), 0)).where(Task.id == wanted)) or 0
+        size = session.scalar(select(func.coalesce(func.sum(_sum(_LARGE_OF_TASK)), 0)).where(Task.id == wanted)) or 0
         pruned.add("tasks", len(ids), int(size) + len(ids) * _TASK_BYTES)
-    if pruned.dry_run:
-        return
     connection = session.connection()
     connection.execute(delete(table(RunEvent)).where(RunEvent.task_id == wanted))
     if whole:
@@ -247,6 +334,12 @@ def _sum(parts: Sequence[Any]) -> Any:
     for part in parts[1:]:
         total = total + part
     return total
+
+
+_LARGE_OF_RUN = [_size(column) for column in (Run.result, Run.late, Run.message, Run.notes)]
+_LARGE_OF_TASK = [
+    _size(column) for column in (Task.input, Task.params, Task.result, Task.error_message, Task.last_output)
+]
 
 
 def _gone(before: datetime) -> ColumnElement[bool]:

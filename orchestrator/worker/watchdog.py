@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypeVar
@@ -24,6 +25,7 @@ from orchestrator.errors import DatabaseUnavailable, OrchestratorError
 from orchestrator.liveness import boot_clock, gone, identity
 from orchestrator.repositories.events import NewEvent, Piece
 from orchestrator.repositories.health import QueueNumbers
+from orchestrator.repositories.retention import Pruned
 from orchestrator.repositories.runs import Ended
 from orchestrator.repositories.workers import Neighbour
 from orchestrator.service import Orchestrator
@@ -38,6 +40,8 @@ BATCH = 100
 """Tasks that one transaction takes back."""
 HANGING = 120.0
 """Seconds that one look may take: longer than a dead line, or a statement, keeps it."""
+SPARE = 0.1
+"""Seconds of a worker's sweep for removing what is no longer kept."""
 FRESH = 5.0
 """Seconds for which the numbers of the queue are told again without being read."""
 
@@ -69,10 +73,19 @@ class Sweeper:
     """One sweep after the other, for a worker or a standalone watchdog. Used from one thread.
 
     ``again`` is called, from another thread, when the agents of a dead neighbour are gone and a sweep can go on.
+    ``spare`` is for how many seconds of a sweep old rows may be removed: nobody's work is to wait for that.
     """
 
-    def __init__(self, orchestrator: Orchestrator, who: Identity, again: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        orchestrator: Orchestrator,
+        who: Identity,
+        again: Callable[[], None] = lambda: None,
+        *,
+        spare: float = SPARE,
+    ) -> None:
         self._orchestrator = orchestrator
+        self._keeper = _Keeper(orchestrator, spare)
         self._who = who
         self._again = again
         self._spool = Spool(str(orchestrator.url))
@@ -96,6 +109,7 @@ class Sweeper:
             swept.taken_back += taken
             for task_id, attempt, status in taken:
                 log.warning("task %s attempt %s was lost with its worker; the task is %s", task_id, attempt, status)
+        self._keeper.go_on()
         return swept
 
     def promote(self) -> float | None:
@@ -157,6 +171,38 @@ class Sweeper:
         self._ending[neighbour.id] = thread
         thread.start()
         return False
+
+
+class _Keeper:
+    """Automatic retention, a little at each sweep: one pass after the other, ``every`` seconds apart.
+
+    The first one begins within a minute, at random: workers that start together are not to remove together.
+    """
+
+    def __init__(self, orchestrator: Orchestrator, spare: float) -> None:
+        self._orchestrator = orchestrator
+        self._spare = spare
+        self._pass: Iterator[Pruned] | None = None
+        self._next = boot_clock() + random.random() * min(60.0, orchestrator.kept.every)
+
+    def go_on(self) -> None:
+        """Remove for the spare time what is no longer kept. Raises DatabaseUnavailable; the pass then begins anew."""
+        until = boot_clock() + self._spare
+        if self._pass is None:
+            if boot_clock() < self._next:
+                return
+            self._pass = self._orchestrator.retention.keep(self._orchestrator.kept)
+            self._next = boot_clock() + self._orchestrator.kept.every
+        steps = self._pass
+        while boot_clock() < until:
+            try:
+                more = once(lambda: next(steps, None))
+            except Exception:
+                self._pass = None
+                raise
+            if more is None:
+                self._pass = None
+                return
 
 
 class Watchdog:
