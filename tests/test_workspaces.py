@@ -17,6 +17,7 @@ from sqlalchemy import Engine
 
 from orchestrator.agents import git, workspaces
 from orchestrator.agents.command import CommandAgent
+from orchestrator.agents.python import PythonAgent
 from orchestrator.agents.workspaces import Record, look, read_record, root, tidy
 from orchestrator.domain.given import AgentDefinition
 from orchestrator.domain.outcome import Outcome
@@ -204,6 +205,11 @@ def test_kinds_of_repositories(repository: Path, tmp_path: Path) -> None:
         assert do(place, "rev-list", "--count", outcome.workspace["branch"]) == "2"
 
 
+def test_the_repository_is_that_of_the_defining_file(repository: Path) -> None:
+    """Without ``dir`` the folder of the file decides, not the worker's directory."""
+    assert execute(agent("cat kept.txt", base_dir=str(repository))).result == "one"
+
+
 def test_a_dirty_repository_is_told(repository: Path) -> None:
     """The worktree begins from the commit; that the checkout has more is a note."""
     (repository / "kept.txt").write_text("changed\n")
@@ -297,6 +303,12 @@ def test_a_shared_directory_is_told_apart_by_its_real_path(tmp_path: Path) -> No
     assert given.shared_directory is not None
     assert given.shared_directory(None) == str(tmp_path / "real")
     assert given.shared_directory(f"{tmp_path}/x/../real/") == str(tmp_path / "real")
+    inline = AgentDefinition(
+        name="p", hash="h", python="os.path:join", workspace="directory", dir="link", base_dir=str(tmp_path)
+    )
+    shared = PythonAgent.from_definition(inline).shared_directory
+    assert shared is not None
+    assert shared(None) == str(tmp_path / "real")
     assert agent("true", "none").shared_directory is None
     assert agent("true", "worktree").shared_directory is None
 

@@ -226,7 +226,7 @@ class CommandAgent:
         named = task_dir if task_dir is not None else given.dir
         base = given.base_dir or os.getcwd()  # noqa: PTH109 - a text is wanted
         if named is None:
-            return base if given.workspace == "directory" else None
+            return base if given.workspace in ("directory", "worktree") else None
         return os.path.normpath(os.path.join(base, os.path.expanduser(named)))  # noqa: PTH111, PTH118
 
 

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -249,6 +249,15 @@ class PythonAgent:
     @property
     def defaults(self) -> AgentDefaults:
         return self._defaults
+
+    @property
+    def shared_directory(self) -> Callable[[str | None], str] | None:
+        """For workspace: directory, from a task's ``dir`` to the real path that no two of its tasks use at once."""
+        made = self._given
+        if made is None or made.workspace != "directory":
+            return None
+        base, own = made.base_dir or str(Path.cwd()), made.dir or ""
+        return lambda given: str(Path(base, own if given is None else given).resolve())
 
     def describe(self) -> dict[str, Any]:
         """Kind, callable and how it runs."""

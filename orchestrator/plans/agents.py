@@ -156,8 +156,8 @@ def read_agent(
         found = f"both {' and '.join(kinds)}" if kinds else "none of them"
         faults.add(fields.line, f"agent {name!r}: expected exactly one of {', '.join(KINDS)}, found {found}")
     workspace = fields.choice("workspace", WORKSPACES, "none")
-    if "python" in kinds and workspace in ("temporary", "worktree"):
-        fields.fault("workspace", f"a python agent has no workspace of its own: {workspace} is for commands")
+    if ("python" in kinds and workspace in ("temporary", "worktree")) or ("http" in kinds and workspace != "none"):
+        fields.fault("workspace", f"{workspace} is for agents that are commands or acp")
     shell = fields.flag("shell")
     env = _Environment(fields)
     http = "http" in kinds
