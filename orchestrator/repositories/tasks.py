@@ -118,10 +118,11 @@ class TaskRepository:
                 rows = connection.execute(statement, values | of_plan).all()
                 held = max(held, time.perf_counter() - sent)
             while not rows and left > 0:
-                alive, ready = connection.execute(
+                alive, ready, waiting = connection.execute(
                     _LEFT[kind], {"worker": worker, "known_routes": routes} | of_plan
                 ).one()
                 if not (alive and ready):
+                    seen = bool(seen) if not waiting else seen
                     break
                 # Something is ready by its index: rows in other hands at the head, or rows that are not due after all.
                 demoted = connection.execute(_DEMOTE[kind], {"known_routes": routes} | of_plan).rowcount
@@ -132,7 +133,7 @@ class TaskRepository:
                 held = max(held, time.perf_counter() - sent)
                 if demoted < DEMOTED_AT_ONCE:
                     break
-        if not rows and seen is None and alive:  # nothing else to do: a look costs nobody
+        if not rows and seen is None and alive:  # nothing else to do, and there are some
             seen, holders, held = self._claim_keyed(worker, agents, limit, plan_id, suspects)
         claims = [(row.priority, _claim(row)) for row in rows]
         claims += [(row.priority, replace(_claim(row), keyed=True)) for row in holders]
@@ -492,15 +493,15 @@ _CLAIM_CHOSEN = {
 }
 
 
-def _ready(of_plan: bool, suspects: bool) -> list[Any]:
-    """The ready tasks of some routes, paused or not, as the claim's indexes have them."""
+def _ready(of_plan: bool, suspects: bool, route: Any = None) -> list[Any]:
+    """The ready tasks of some routes, paused or not, as the claim's indexes have them; *route*: instead of known_routes."""
     pending, zero = literal_column("'pending'", Text), literal_column("0", Integer)
     conditions = [
         Task.status == pending,
         Task.due,
         Task.held_at.is_(None),
         Task.lost_count > zero if suspects else Task.lost_count == zero,
-        Task.route == any_(bindparam("known_routes", type_=ARRAY(Text))),
+        Task.route == any_(bindparam("known_routes", type_=ARRAY(Text))) if route is None else route,
     ]
     if of_plan:
         conditions.append(Task.plan_id == bindparam("of_plan", type_=BigInteger))
@@ -508,10 +509,15 @@ def _ready(of_plan: bool, suspects: bool) -> list[Any]:
 
 
 def _build_left(of_plan: bool, suspects: bool) -> Any:
-    """Whether the worker lives, and whether anything is ready by the claim's index."""
+    """Whether the worker lives, and whether anything is ready by the claim's index: without a key, and with one."""
+    routes = func.unnest(bindparam("known_routes", type_=ARRAY(Text)))
+    known = routes.table_valued(column("route", Text)).render_derived(name="known")
+    begin, end = (known.c.route.concat(literal_column(f"E'\\x{mark}'", Text)) for mark in ("1e", "1f"))
+    keyed = _ready(of_plan, suspects, and_(Task.route > begin, Task.route < end))
     return select(
         exists().where(WorkerRow.id == bindparam("worker", type_=Uuid), WorkerRow.dead_at.is_(None)),
         exists().where(*_ready(of_plan, suspects)),
+        exists(select(literal_column("1")).select_from(known.join(Task, and_(*keyed)))),
     )
 
 

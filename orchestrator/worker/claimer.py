@@ -68,6 +68,7 @@ class Claimer:
         self._suspects_at = 0.0
         self._keyed = True
         self._keyed_at = 0.0
+        self._took = False
         self._found = True
         self._hinted = False
         self._next_poll = 0.0
@@ -205,16 +206,18 @@ class Claimer:
         worker = desk.worker
         if worker is None or self._closing.is_set():
             return 0
-        # Tasks with keys are looked for while there are some, at each poll, and when nothing else is found. What was
-        # found for some of the agents says nothing of the others.
+        # Tasks with keys are looked for while there are some, and once in a poll's time beside others; a claim that finds
+        # nothing else looks by itself. What was found for some of the agents says nothing of the others.
         part = suspects or len(known) < len(self._known)
-        keyed = part or self._keyed or time.monotonic() >= self._keyed_at
+        keyed = not suspects and (part or self._keyed or (self._took and time.monotonic() >= self._keyed_at))
         claimed = self._orchestrator.claim(
             worker, known, limit, plan_id=self._plan_id, suspects=suspects, keyed=keyed, patience=self._closing
         )
         if claimed.keys is not None and not part:
             self._keyed, self._keyed_at = claimed.keys, time.monotonic() + self._jitter()
         claims = claimed.claims
+        if not part:
+            self._took = bool(claims)
         if not suspects or claims:
             self._metrics.claimed([claim.agent for claim in claims], claimed.hold_seconds)
         if not claimed.alive:
