@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.agents.acp import AcpAgent
 from orchestrator.agents.building import build
+from orchestrator.domain.asking import Answered, QuestionKind, Verdict
 from orchestrator.domain.outcome import Outcome
 from orchestrator.domain.words import OutcomeClass
 from orchestrator.errors import InvalidInput, InvalidPlan
@@ -66,6 +67,23 @@ def test_permissions(permissions: Any, kind: str, answered: str) -> None:
     assert (outcome.status, outcome.result) == (OutcomeClass.DONE, f"answered {answered}")
     assert any(f"denied 1 tool use ({kind}: run it)" in note for note in outcome.notes) is (answered == "n")
     assert [text for each, text in live.written if each == "tool"] == ["run it: ls", "run it: listed"]
+
+
+def test_a_person_is_asked(tmp_path: Path) -> None:
+    """The attempt ends with the question; the next one, in the same session, gets the answer when it asks again."""
+    settings: dict[str, Any] = {"env": {"set": {"ACP_SESSIONS": str(tmp_path)}}, "permissions": {"execute": "ask"}}
+    first = ask("tool execute", **settings)
+    assert (first.status, first.cause) == (OutcomeClass.SUSPENDED, "asked"), first
+    (question,) = first.asks
+    assert question.question == "May it use a tool? execute: run it: ls"
+    assert (question.kind, question.choices) == (QuestionKind.PERMISSION, ("allow", "deny"))
+    assert first.session
+    for answer, chosen in (("allow", "y"), ("deny", "n")):
+        told = (Answered(question.name, question.question, answer, Verdict.ANSWERED),)
+        claim = a_claim(agent="zed", input="tool execute", session=first.session, answered=told)
+        second = execute(agent(**settings), claim)
+        assert (second.status, second.result) == (OutcomeClass.DONE, f"answered {chosen}"), second
+        assert second.session == first.session
 
 
 def test_cancel_is_told_to_the_agent() -> None:
@@ -174,7 +192,6 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"acp": ["{prompt}"]}, "the program itself cannot be a placeholder"),
         ({"acp": ["x"], "permissions": "maybe"}, "permissions: expected one of allow, deny, ask, found 'maybe'"),
         ({"acp": ["x"], "permissions": {"exec": "allow"}}, "unknown key 'exec'; did you mean 'execute'?"),
-        ({"acp": ["x"], "permissions": {"execute": "ask"}}, "permission 'ask' is not supported yet"),
         ({"command": ["x"], "permissions": "allow"}, "permissions: only an acp agent has it"),
     ],
 )

@@ -75,6 +75,7 @@ def test_a_request_carries_the_task_and_a_document_is_the_result() -> None:
     assert request.json == {
         "input": {"a": "ä"},
         "session": "s1",
+        "answers": {},
         "task": {"id": 7, "attempt": 1, "agent": "remote", "name": "n", "title": "T", "plan": "p", "params": {"x": 1}},
     }
     assert request.headers["authorization"] == f"Bearer {TOKEN}"

@@ -5,7 +5,8 @@ An ACP agent is a command whose input is a conversation, so it is started, watch
 of us), ``_Wire`` (messages to and from the process), ``AcpReader`` (what is known at the end).
 
 We offer no files and no terminals: an agent uses its own tools. What it asks permission for is decided by the policy of
-its definition, by the kind of tool; what no policy names is denied.
+its definition, by the kind of tool; what no policy names is denied. ``ask`` ends the attempt with a question to a person;
+the next one, in the same session, finds the answer when it asks again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from orchestrator.agents.command import CommandAgent, CommandAttempt
 from orchestrator.agents.faults import Fault, from_status, from_text, shorten
 from orchestrator.agents.meter import DELTA, SESSION_TOTAL, Amount, Report, dollars, tokens
 from orchestrator.agents.reading import JOINED_LIMIT, Lines, Reader, brief, flatten, mapping, parse_object, text_of
+from orchestrator.domain.asking import Ask, QuestionKind, name_of
 from orchestrator.domain.given import AgentDefinition
 from orchestrator.domain.template import as_text
 from orchestrator.domain.words import OutcomeClass
@@ -124,6 +126,10 @@ class AcpReader(Reader):
             f"warning: denied {many} tool use{'s' if many > 1 else ''} ({'; '.join(self._findings.denied[:5])})"
         )
 
+    def ask(self, ask: Ask) -> None:
+        """A person has to decide: the attempt ends with this question."""
+        self._findings.ask(ask)
+
     def note(self, text: str) -> None:
         """Keep a sentence for the run row."""
         self._findings.note(text)
@@ -172,12 +178,20 @@ class _Wire:
 class _Answers:
     """What the agent may ask of us."""
 
-    def __init__(self, reader: AcpReader, signals: CommandAttempt, policy: Mapping[str, str], secrets: Any) -> None:
+    def __init__(
+        self,
+        reader: AcpReader,
+        signals: _Conversation,
+        policy: Mapping[str, str],
+        told: Mapping[str, str],
+        secrets: Any,
+    ) -> None:
+        self._told = told
         self._reader = reader
         self._signals = signals
         self._policy = policy
         self._said = secrets.stream()
-        self._tools: dict[str, tuple[str, str]] = {}
+        self._tools: dict[str, tuple[str, str, str]] = {}
         self._used: set[str] = set()
         self.heard = False
         """Whether what comes belongs to this attempt: a loaded session first tells its history again."""
@@ -208,13 +222,14 @@ class _Answers:
 
     def _tool(self, update: Any) -> None:
         id_ = str(update.tool_call_id)
-        title, kind = self._tools.get(id_, ("tool", "other"))
+        title, kind, given = self._tools.get(id_, ("tool", "other", ""))
         title, kind = text_of(update.title) or title, text_of(update.kind) or kind
-        self._tools[id_] = (title, kind)
+        given = brief(update.raw_input) if update.raw_input is not None else given
+        self._tools[id_] = (title, kind, given)
         ended = update.status in ("completed", "failed")
         if id_ not in self._used:
             self._used.add(id_)
-            self._reader.use(title, brief(update.raw_input) if update.raw_input is not None else kind)
+            self._reader.use(title, given or kind)
         if ended:
             self._tools.pop(id_, None)
             told = [each.model_dump(mode="json") for each in update.content or ()]
@@ -222,7 +237,7 @@ class _Answers:
             if not words and update.raw_output is not None:
                 words = brief(update.raw_output)
             self._reader.use(title, shorten(words, 500) if words else str(update.status))
-        open_ = [name for name, _ in self._tools.values()]
+        open_ = [name for name, _, _ in self._tools.values()]
         self._reader.busy = open_[-1] if open_ else None
 
     async def request_permission(self, session_id: str, tool_call: Any, options: list[Any], **_: Any) -> Any:
@@ -230,9 +245,20 @@ class _Answers:
         from acp.schema import AllowedOutcome, DeniedOutcome, RequestPermissionResponse
 
         self._rest_of_message()
-        known = self._tools.get(str(tool_call.tool_call_id), ("a tool", "other"))
+        known = self._tools.get(str(tool_call.tool_call_id), ("a tool", "other", ""))
         title, kind = text_of(tool_call.title) or known[0], text_of(tool_call.kind) or known[1]
         decision = self._policy.get(kind, self._policy.get("default", "deny"))
+        if decision == "ask":
+            shown = brief(tool_call.raw_input) if tool_call.raw_input is not None else known[2]
+            words = f"{kind}: {title}: {shown}" if shown else f"{kind}: {title}"
+            name = name_of(words)
+            if name not in self._told:
+                choices = ("allow", "deny")
+                question = f"May it use a tool? {words}"
+                self._reader.ask(Ask(name, question, QuestionKind.PERMISSION, choices, yes="allow", no="deny"))
+                self._signals.has_asked()
+                return RequestPermissionResponse(outcome=DeniedOutcome(outcome="cancelled"))
+            decision = self._told[name]
         wanted = ("allow_once", "allow_always") if decision == "allow" else ("reject_once", "reject_always")
         chosen = next((each for name in wanted for each in options if each.kind == name), None)
         if decision != "allow":
@@ -255,7 +281,9 @@ class _Conversation(CommandAttempt):
         self._said = AcpReader(self)
         self._reader = self._said
         self._wire = _Wire(self._send)
-        self._answers = _Answers(self._said, self, self._definition.permissions, self._secrets)
+        told = self._start.claim.answers
+        self._answers = _Answers(self._said, self, self._definition.permissions, told, self._secrets)
+        self._leaving: asyncio.Future[None] | None = None
         self._talk: asyncio.Future[None] | None = None
         self._connection: ClientSideConnection | None = None
         self._opened: str | None = None
@@ -267,6 +295,12 @@ class _Conversation(CommandAttempt):
 
     def _write(self) -> None:
         """The prompt goes into the conversation, not into the pipe."""
+
+    def has_asked(self) -> None:
+        """A person has to decide: the turn is cancelled, so that the session is kept in order, and the agent ends."""
+        if self._leaving is None:
+            self._leaving = asyncio.ensure_future(self._before_the_end())
+            self._has_said_all()
 
     async def _send(self, data: bytes) -> None:
         view = memoryview(data)
@@ -309,10 +343,11 @@ class _Conversation(CommandAttempt):
         try:
             return await super().run()
         finally:
-            if self._talk is not None:
-                self._talk.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await self._talk
+            for task in (self._leaving, self._talk):
+                if task is not None:
+                    task.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await task
 
     def _conclude(self, *given: Any) -> Any:
         self._answers.close()
@@ -405,7 +440,7 @@ class _Conversation(CommandAttempt):
             self._said.fail(Fault(OutcomeClass.OVER_BUDGET, cause, f"the agent's own limit was reached ({reason})"))
         elif reason == "refusal":
             self._said.fail(Fault(OutcomeClass.PERMANENT, "refusal", "the agent refused to go on"))
-        elif self._stop.reason is None:
+        elif self._stop.reason is None and not self._asks:
             self._said.fail(Fault(OutcomeClass.TRANSIENT, "agent_error", f"the turn ended as {reason!r}"))
 
     def _fault(self, error: Any) -> Fault:

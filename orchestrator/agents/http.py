@@ -261,6 +261,7 @@ class _Exchange(Telling):
                 body: Any = {
                     "input": claim.input,
                     "session": self._session,
+                    "answers": claim.answers,
                     "task": {
                         "id": claim.task_id,
                         "attempt": claim.attempt,
@@ -417,7 +418,10 @@ class _Exchange(Telling):
             outcome = self._nothing(findings.output, findings.last_line)
         else:
             outcome = replace(
-                verdict(findings, exit_code=0, signal=None, exit_codes={}, stop_reason=None), exit_code=None
+                verdict(
+                    findings, exit_code=0, signal=None, exit_codes={}, stop_reason=None, answered=self._claim.answers
+                ),
+                exit_code=None,
             )
         size = TranscriptSize(bytes=self._output.bytes, replaced=self._output.replaced)
         usage = self._meter.close(ended=reason is None and fault is None)

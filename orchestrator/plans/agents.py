@@ -71,7 +71,6 @@ _OF_ONE_KIND = {
 EXIT_CLASSES = ("done", "transient", "rate_limited", "unauthenticated", "permanent")
 
 NOT_SUPPORTED_YET: dict[str, tuple[str, ...]] = {
-    "permission": ("ask",),
     "on_limit": ("ask",),
 }
 """Words of the plan file that are known and refused, because nothing here acts on them yet."""
@@ -364,7 +363,6 @@ def _permissions(fields: Fields) -> dict[str, str]:
         return {}
     if isinstance(value, str):
         word = fields.choice("permissions", DECISIONS, "deny")
-        _not_yet(fields, "permissions", "permission", word, f"permission {word!r}")
         return {"default": word}
     made: dict[str, str] = {}
     if (table := fields.inner("permissions")) is not None:
@@ -372,7 +370,6 @@ def _permissions(fields: Fields) -> dict[str, str]:
         for kind in table.table:
             if kind in ("default", *TOOL_KINDS):
                 made[kind] = table.choice(kind, DECISIONS, "deny")
-                _not_yet(table, kind, "permission", made[kind], f"permission {made[kind]!r}")
     return made
 
 
