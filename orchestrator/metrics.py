@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from orchestrator.database.engine import WAIT_BOUNDS
 from orchestrator.domain import histogram
 from orchestrator.domain.outcome import Outcome
 from orchestrator.domain.snapshot import LockHold, WorkerRow
@@ -37,6 +38,10 @@ FAILED = frozenset(
 """Ends of an attempt that count as failures; what is neither done nor failed was limited, stopped, asked or lost."""
 
 BATCHES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
+CLAIM_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+WAKE_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+QUEUE_SECONDS = (0.01, 0.1, 1.0, 10.0, 60.0, 300.0, 1800.0, 3600.0, 14400.0, 86400.0)
+POOL_SECONDS = WAIT_BOUNDS
 SECONDS = (0.1, 1.0, 10.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0, 43200.0)
 
 
@@ -50,14 +55,33 @@ class Metrics:
         self._outcomes: Counter[tuple[str, str]] = Counter()
         self._batches = _Histogram(BATCHES)
         self._seconds = _Histogram(SECONDS)
+        self._claim_seconds = _Histogram(CLAIM_SECONDS)
+        self._queue_seconds = _Histogram(QUEUE_SECONDS)
+        self._wake_seconds = _Histogram(WAKE_SECONDS)
 
-    def claimed(self, agents: Iterable[str], hold_seconds: float) -> None:
+    def claimed(
+        self,
+        agents: Iterable[str],
+        hold_seconds: float,
+        *,
+        seconds: float | None = None,
+        waits: Iterable[float | None] = (),
+        woken: float | None = None,
+    ) -> None:
         """Count one claim statement that took a task for each of *agents*, or, without any, an empty one.
 
-        An empty claim locked nothing: its time is not a hold.
+        An empty claim locked nothing: its time is not a hold. *seconds* is what the whole claim took, *waits* are how long
+        its tasks could have run already, *woken* is how long ago a hint said that there was work.
         """
         names = list(agents)
         with self._lock:
+            if seconds is not None:
+                self._claim_seconds.add(seconds)
+            if woken is not None:
+                self._wake_seconds.add(woken)
+            for wait in waits:
+                if wait is not None:
+                    self._queue_seconds.add(max(0.0, wait))
             for counts in self._both(""):
                 if not names:
                     counts.empty_claims += 1
@@ -134,6 +158,9 @@ class Metrics:
             holds = list(own.holds or [0] * histogram.BUCKETS)
             outcomes = sorted(self._outcomes.items())
             batches, seconds = self._batches.copy(), self._seconds.copy()
+            claim, queue, wake = (
+                each.copy() for each in (self._claim_seconds, self._queue_seconds, self._wake_seconds)
+            )
 
         claims = CounterMetricFamily("orchestrator_worker_claims_total", "Claim statements.", labels=["result"])
         claims.add_metric(["tasks"], own.claims)
@@ -164,6 +191,9 @@ class Metrics:
         for name, what, found in (
             ("record_batch_size", "Attempts recorded by one transaction.", batches),
             ("run_seconds", "How long recorded attempts took.", seconds),
+            ("claim_seconds", "How long claims took, with the wait for a connection, also of empty ones.", claim),
+            ("queue_seconds", "How long claimed tasks could have run already.", queue),
+            ("wakeup_seconds", "From the hint that there is work to the claim that took some.", wake),
         ):
             yield HistogramMetricFamily(
                 f"orchestrator_worker_{name}", what, buckets=found.buckets(), sum_value=found.total
@@ -222,6 +252,13 @@ def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, 
 
 def _hold_buckets(counts: Sequence[int]) -> list[tuple[str, float]]:
     return _buckets([bound / 1000 for bound in histogram.BOUNDS_MS], counts)
+
+
+def histogram_of(name: str, what: str, bounds: Sequence[float], counts: Sequence[int], total: float) -> Metric:
+    """A histogram without labels, of *counts* by *bounds* and one more."""
+    from prometheus_client.core import HistogramMetricFamily
+
+    return HistogramMetricFamily(name, what, buckets=_buckets(bounds, counts), sum_value=total)
 
 
 def gauge(name: str, what: str, value: float) -> Metric:
@@ -317,10 +354,12 @@ def queue_families(found: QueueNumbers | None) -> Iterator[Metric]:
     yield finished
     what = "The oldest transaction that keeps vacuum from removing dead rows."
     yield gauge("orchestrator_oldest_transaction_seconds", what, found.oldest_transaction)
+    yield gauge("orchestrator_lock_waiters", "Sessions of ours that wait for a lock now.", found.lock_waiters)
+    yield gauge("orchestrator_longest_lock_wait_seconds", "How long the longest of them has waited.", found.lock_wait)
 
 
 def _slots(worker: WorkerRow) -> int:
     return 0 if worker.state in ("silent", "dead") else worker.slots
 
 
-__all__ = ["FAILED", "Metrics", "counter", "gauge", "queue_families", "text"]
+__all__ = ["FAILED", "POOL_SECONDS", "Metrics", "counter", "gauge", "histogram_of", "queue_families", "text"]

@@ -28,7 +28,7 @@ from orchestrator.agents.protocol import Agent, Live, Stop
 from orchestrator.agents.spending import Spending, needed
 from orchestrator.database import schema
 from orchestrator.database.embedded import WORKER_APPLICATION, EmbeddedServer
-from orchestrator.database.engine import make_engine, shown
+from orchestrator.database.engine import make_engine, pool_waits, shown
 from orchestrator.database.lines import SILENCE
 from orchestrator.database.notify import CANCEL, Notifier
 from orchestrator.database.transient import transient
@@ -75,6 +75,7 @@ from orchestrator.repositories.snapshots import SnapshotRepository
 from orchestrator.repositories.tasks import TaskRepository
 from orchestrator.repositories.workers import Neighbour, Renewal, WorkerRepository
 from orchestrator.settings import Settings, __version__
+from orchestrator.tracing import tracing
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -122,6 +123,7 @@ class Orchestrator:
         self.agent_states = AgentRepository(self._engine)
         self.breakers = BreakerRepository(self._engine)
         self.audit = AuditRepository(self._engine)
+        self.tracing = tracing(self.settings.tracing)
         thresholds = Thresholds.read(self.settings.alerts)
         self.hooks = read_hooks(self.settings.alerts.get("hooks", {}))
         self.alerting = AlertRepository(self._engine, thresholds)
@@ -141,6 +143,10 @@ class Orchestrator:
         url = EmbeddedServer(None if home is None else Path(home)).start()
         schema.upgrade(url)
         return cls(url, settings=settings)
+
+    def pool_waits(self) -> tuple[list[int], float]:
+        """How long units of work waited for a connection: counts by ``metrics.POOL_SECONDS``, and seconds together."""
+        return pool_waits(self._engine)
 
     @property
     def shown_url(self) -> str:
@@ -187,6 +193,7 @@ class Orchestrator:
         patience: threading.Event | None = None,
     ) -> Claimed:
         """Unit 1: take up to *limit* ready tasks; committed on return. Raises DatabaseUnavailable after a few tries."""
+        began = time.time_ns()
         claimed = transient(
             lambda: self._tasks.claim(worker, agents, limit, plan_id=plan_id, suspects=suspects, keyed=keyed),
             give_up_after=CLAIM_PATIENCE,
@@ -195,6 +202,8 @@ class Orchestrator:
         again = [claim.task_id for claim in claimed.claims if claim.attempt > 1]
         if again:
             claimed = self._carry(claimed, again, patience)
+        if self.tracing is not None:
+            claimed = replace(claimed, claims=self.tracing.claimed(claimed.claims, began))
         unresolved = [claim.task_id for claim in claimed.claims if claim.template]
         if not unresolved:
             return claimed
@@ -223,6 +232,14 @@ class Orchestrator:
         The budget is kept here: its seconds by a timer, the rest by ``Spending``. ``elapsed`` is measured by a clock that
         goes on while a laptop sleeps.
         """
+        if self.tracing is None:
+            return await self._execute(claim, agent, live, stop)
+        with self.tracing.executing(claim) as (traced, ended):
+            outcome = await self._execute(traced, agent, live, stop)
+            ended(outcome)
+            return outcome
+
+    async def _execute(self, claim: Claim, agent: Agent, live: Live, stop: Stop) -> Outcome:
         started = boot_clock()
         spending = None
         if needed(claim, self._prices):
@@ -267,7 +284,10 @@ class Orchestrator:
         Tries again after database faults for as long as the process lives, or until *patience* is set: then
         DatabaseUnavailable. What no longer owned its task comes back ``late``.
         """
+        began = time.time_ns()
         done = transient(lambda: self._runs.record_runs(batch), give_up_after=None, stop=patience)
+        if self.tracing is not None:
+            self.tracing.recorded(batch, done.recorded, began)
         self.notify(done.wake)
         return done.recorded
 
@@ -348,8 +368,8 @@ class Orchestrator:
 
         Options: title, name, priority, at (an aware datetime), max_retries, retry, budget or its parts
         (budget_seconds, budget_tokens, budget_usd, budget_turns, on_limit), unique_key, concurrency_key, after (ids),
-        tags, params. Without *session* it is committed on return and workers are woken. Returns id, created and status;
-        ``created`` is False for the live task that already has the unique key. Raises InvalidInput and NotFound.
+        tags, params, traceparent. Without *session* it is committed on return and workers are woken. Returns id, created
+        and status; ``created`` is False for the live task that already has the unique key. Raises InvalidInput and NotFound.
         """
         return self.add_many([{"agent": agent, "input": input, **options}], session=session)[0]
 
@@ -359,6 +379,12 @@ class Orchestrator:
         """Add many tasks, all or none; results are in the order given. Each is a mapping with the arguments of ``add``."""
         new = [task if isinstance(task, NewTask) else new_task(task) for task in tasks]
         self._check_prices(new)
+        if self.tracing is None:
+            return self._add(new, session)
+        with self.tracing.adding(new) as traced:
+            return self._add(traced, session)
+
+    def _add(self, new: Sequence[NewTask], session: CallerSession | None) -> list[Added]:
         if session is not None:
             added = self._adding.add_many(new, session)
             after_commit(session, lambda: self.notify(ready_agents(new, added)))
@@ -378,9 +404,13 @@ class Orchestrator:
 
     def submit(self, plan: Plan, *, fresh: bool = False) -> Submitted:
         """Submit a plan, all or nothing; committed on return. What is unchanged since the last time stays as it is."""
-        submitted = transient(
-            lambda: self._plans.submit(plan.name, plan.tasks, fresh=fresh), give_up_after=CLAIM_PATIENCE
-        )
+        if self.tracing is None:
+            return self._submit(plan.name, plan.tasks, fresh)
+        with self.tracing.adding(plan.tasks, "orchestrator.submit") as tasks:
+            return self._submit(plan.name, tasks, fresh)
+
+    def _submit(self, name: str, tasks: Sequence[NewTask], fresh: bool) -> Submitted:
+        submitted = transient(lambda: self._plans.submit(name, tasks, fresh=fresh), give_up_after=CLAIM_PATIENCE)
         self.notify(submitted.wake)
         return submitted
 

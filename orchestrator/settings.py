@@ -38,6 +38,7 @@ class Settings:
     - ``sweep``, ``poll``: between two looks for dead workers, and for work
     - ``grace``: what agents get to finish in when a worker is told to stop
     - ``max_retries``, ``retry_*``, ``give_up_after``: for tasks whose agent says nothing else
+    - ``tracing``: ``off``, ``on`` (spans of OpenTelemetry go to the application's own provider) or an exporter's name
     - ``redact``: names of environment variables whose values are never stored or shown
     - ``retention``, ``agents``, ``alerts``: as they stand in the file; ``source_dir`` is the directory that relative paths
       start from
@@ -57,6 +58,7 @@ class Settings:
     retry_factor: float = 2.0
     retry_max: float = 600.0
     give_up_after: float = 86_400.0
+    tracing: str = "off"
     redact: tuple[str, ...] = ()
     prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     retention: Mapping[str, Any] = field(default_factory=dict)
@@ -89,6 +91,8 @@ class Settings:
                 raise InvalidInput(f"{path}: {fault.message}", hint=fault.hint, config=str(path)) from None
         if url := env.get("ORCHESTRATOR_DATABASE_URL"):
             values["database_url"] = url
+        if tracing := env.get("ORCHESTRATOR_TRACING"):
+            values["tracing"] = tracing
         try:
             return cls(**values)
         except InvalidInput as fault:
@@ -220,6 +224,7 @@ _TABLES = ("retention", "agents", "alerts", "prices")
 _FIELDS: dict[str, Callable[[str, Any], Any]] = {
     "database_url": _text,
     "pooler": _text,
+    "tracing": _text,
     "redact": _texts,
     **dict.fromkeys(("concurrency", "heartbeat", "lease", "sweep", "poll", "grace", "max_retries"), _as_is),
     "give_up_after": _as_is,

@@ -294,6 +294,56 @@ def test_a_watchdog_serves_the_queue_and_its_sweeps(database_url: str, engine: E
         urllib.request.urlopen(url, timeout=10)
 
 
+def test_what_claims_cost_and_what_they_waited_for(database_url: str, engine: Engine) -> None:
+    """Of a real worker: claims, the wait in the queue, the wake-up by a hint, and waits for connections are counted."""
+    from tests.working import FakeAgent, Working, orchestrator
+
+    with orchestrator(database_url) as orc:
+        worker = Worker(orc, [FakeAgent("coder")], 2, signals=False)
+        with Working(worker):
+            ids = [orc.add("coder").id for _ in range(3)]
+            for id_ in ids:
+                orc.wait(id_, timeout=30)
+        found = samples(worker._metrics_text())
+    assert found["orchestrator_worker_queue_seconds_count",] == 3
+    assert found["orchestrator_worker_claim_seconds_count",] >= 1
+    assert found["orchestrator_worker_claim_seconds_sum",] > 0
+    assert found["orchestrator_worker_pool_wait_seconds_count",] >= 3
+    claims = found["orchestrator_worker_claims_total", ("result", "tasks")]
+    assert found["orchestrator_worker_wakeup_seconds_count",] <= claims
+
+
+def test_waits_are_counted_by_what_they_were() -> None:
+    """A wait before its time is none, one that is not known is left out, and so is the hint of a busy worker."""
+    counted = Metrics()
+    counted.claimed(["a", "a", "b"], 0.001, seconds=0.02, waits=[30.0, -1.0, None], woken=0.003)
+    counted.claimed([], 0.001, seconds=0.001)
+    found = samples(metrics.text(counted.families()))
+    assert found["orchestrator_worker_queue_seconds_count",] == 2
+    assert found["orchestrator_worker_queue_seconds_sum",] == 30
+    assert found["orchestrator_worker_claim_seconds_count",] == 2
+    assert found["orchestrator_worker_claim_seconds_bucket", ("le", "0.025")] == 2
+    assert found["orchestrator_worker_wakeup_seconds_bucket", ("le", "0.001")] == 0
+    assert found["orchestrator_worker_wakeup_seconds_bucket", ("le", "0.005")] == 1
+
+
+def test_a_wait_for_a_lock_is_seen(database_url: str, engine: Engine, wait_until: WaitUntil) -> None:
+    """A session of ours that waits for a row is counted, with how long; nobody waits afterwards."""
+    made = Making.on(engine)
+    made.add()
+    health = HealthRepository(engine, database_url)
+    with engine.connect() as holder, Orchestrator(database_url) as beside:
+        holder.execute(text("SELECT FROM workers FOR UPDATE"))
+        thread = threading.Thread(target=lambda: beside.renew(made.worker))
+        thread.start()
+        wait_until(lambda: health.numbers().lock_waiters == 1)
+        assert health.numbers().lock_wait > 0
+        holder.rollback()
+        thread.join()
+    found = health.numbers()
+    assert (found.lock_waiters, found.lock_wait) == (0, 0.0)
+
+
 # -- the documentation --------------------------------------------------------------------------------------------
 
 

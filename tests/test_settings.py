@@ -24,6 +24,7 @@ grace = 0
 max_retries = 0
 give_up_after = 60
 redact = ["API_KEY"]
+tracing = "on"
 retry = {initial = 1, factor = 3, max = 9}
 [retention]
 done = "30d"
@@ -66,6 +67,7 @@ def test_everything_from_the_file(config: Path) -> None:
     assert (settings.give_up_after, settings.redact) == (60, ("API_KEY",))
     assert settings.agents == {"coder": {"command": ["true"]}}
     assert settings.retention == {"done": "30d"}
+    assert settings.tracing == "on"
     assert settings.alerts == {"oldest_wait": 60}
     assert settings.prices == {"m": {"input": 1.25, "output": 10, "cached": 1.25}}
     assert (settings.source, settings.source_dir) == (config, config.parent)

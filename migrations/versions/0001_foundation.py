@@ -317,6 +317,7 @@ def upgrade() -> None:
         sa.Column("meter", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True),
         sa.Column("live_usage", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True),
         sa.Column("workspace", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=True),
+        sa.Column("traceparent", sa.Text(), nullable=True),
         sa.CheckConstraint(
             "(finished_at IS NOT NULL) = (status IN ('done', 'failed', 'cancelled'))",
             name=op.f("tasks_finished_at_check"),

@@ -3,7 +3,8 @@
 Order: the worker's environment (without ``allow``) or the allowed names of it, then ``secret``, then ``set``, then
 ``unset``, and last the variables of the contract, which nobody can override.
 
-Left out by default: ``ORCHESTRATOR_*``, ``PG*``, database URLs, what a service manager says to the worker alone, and
+Left out by default: ``ORCHESTRATOR_*``, ``PG*``, database URLs, what a service manager says to the worker alone, the
+worker's own trace context (an attempt has its own), and
 the marks by which agent CLIs recognise that they run inside another one.
 """
 
@@ -58,6 +59,7 @@ def withheld(name: str, value: str) -> bool:
         name.startswith(("ORCHESTRATOR_", "PG"))
         or name in NESTING_MARKS
         or name in _SERVICE
+        or name in ("TRACEPARENT", "TRACESTATE")
         or _URL_NAME.search(name.upper()) is not None
         or _URL_VALUE.match(value) is not None
     )

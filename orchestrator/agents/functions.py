@@ -122,8 +122,8 @@ class Context:
     """The one argument of an agent function.
 
     ``input``, ``params``, ``title``, ``name`` and ``plan`` are the task's; ``task_id`` and ``attempt`` name this
-    attempt; ``session`` is the id that an earlier attempt set. The calls return at once and are safe from any thread;
-    after the attempt has ended they do nothing.
+    attempt; ``session`` is the id that an earlier attempt set, ``traceparent`` the W3C trace context of this attempt. The
+    calls return at once and are safe from any thread; after the attempt has ended they do nothing.
     """
 
     __slots__ = (
@@ -139,6 +139,7 @@ class Context:
         "plan",
         "task_id",
         "title",
+        "traceparent",
     )
 
     def __init__(
@@ -155,6 +156,7 @@ class Context:
         plan: str | None = None,
         session: str | None = None,
         answers: Mapping[str, str] | None = None,
+        traceparent: str | None = None,
     ) -> None:
         self._channel = channel
         self._answers = dict(answers or {})
@@ -168,6 +170,7 @@ class Context:
         self.name = name
         self.plan = plan
         self._session = session
+        self.traceparent = traceparent
 
     def __repr__(self) -> str:
         return f"<Context of {self.agent!r}: task {self.task_id}, attempt {self.attempt}>"

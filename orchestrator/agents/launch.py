@@ -75,6 +75,8 @@ class Start:
             ORCHESTRATOR_CHECKPOINTS=self._object("checkpoints"),
             ORCHESTRATOR_ANSWERS=self._object("answers"),
         )
+        if claim.traceparent is not None:
+            self.env["TRACEPARENT"] = claim.traceparent
         if self.session:
             self.env["ORCHESTRATOR_SESSION"] = self.session
         if "PWD" in self.env:

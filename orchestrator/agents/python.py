@@ -516,6 +516,7 @@ def _task_of(claim: Claim) -> dict[str, Any]:
         "plan": claim.plan,
         "session": claim.session,
         "answers": claim.answers,
+        "traceparent": claim.traceparent,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -110,9 +111,12 @@ def add(
         if faults := argv_faults(known[agent], values["params"]):
             raise InvalidInput(f"agent {agent!r}: {faults[0]}", hint="give it with --param NAME=VALUE", agent=agent)
     given = _input(text, input_file)
+    from orchestrator.domain.outcome import traceparent
+
     with own.open() as orchestrator:
         if span is not None:
             values["at"] = options.later_than(orchestrator.reading.now(), span)
+        values["traceparent"] = traceparent(os.environ.get("TRACEPARENT"))
         added = orchestrator.add(agent, given, **{name: value for name, value in values.items() if value is not None})
     if as_json:
         printing.document({"id": added.id, "created": added.created, "status": added.status})

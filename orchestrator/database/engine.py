@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
+import time
+from bisect import bisect_left
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -18,7 +20,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.orm import Session, sessionmaker
-from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 
 from orchestrator.database.lines import SILENCE, Line
 from orchestrator.database.transient import stale_statement
@@ -39,6 +41,34 @@ DEFAULTS = {
     "tcp_user_timeout": "30000",
 }
 """Connection parameters unless the URL says otherwise."""
+
+
+WAIT_BOUNDS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)
+"""Upper bounds in seconds of the buckets of ``pool_waits``; one more takes what is longer."""
+
+
+class _Pool(QueuePool):
+    """A pool that counts how long its units waited for a connection, a new one being made included."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.waits = [0] * (len(WAIT_BOUNDS) + 1)
+        self.waited = 0.0
+
+    def _do_get(self) -> ConnectionPoolEntry:
+        began = time.perf_counter()
+        entry = super()._do_get()
+        took = time.perf_counter() - began
+        # Without a lock: a count that two threads lose is worth less than the lock would cost each unit.
+        self.waits[bisect_left(WAIT_BOUNDS, took)] += 1
+        self.waited += took
+        return entry
+
+
+def pool_waits(engine: Engine) -> tuple[list[int], float]:
+    """How many units of *engine* waited how long for a connection, by WAIT_BOUNDS, and their seconds together."""
+    pool = engine.pool
+    return (list(pool.waits), pool.waited) if isinstance(pool, _Pool) else ([0] * (len(WAIT_BOUNDS) + 1), 0.0)
 
 
 def make_engine(
@@ -90,6 +120,7 @@ def make_engine(
         creator=connect,
         # $1 as the server takes it: the driver would look for its own %(name)s in every long statement, every time.
         paramstyle="numeric_dollar",
+        poolclass=_Pool,
         pool_size=pool_size,
         max_overflow=0,
         pool_pre_ping=False,  # a round trip for every unit; what ``_replace_ended`` misses is retried by ``transient``

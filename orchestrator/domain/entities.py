@@ -159,6 +159,7 @@ class Task(Base):
     meter: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     live_usage: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     workspace: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    traceparent: Mapped[str | None]
 
     __table_args__ = (
         CheckConstraint(_words("status", TaskStatus), name="status"),

@@ -43,6 +43,7 @@ class NewTask:
     template: bool = False
     dir: str | None = None
     line: int = 0
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

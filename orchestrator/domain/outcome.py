@@ -5,6 +5,7 @@ Frozen, without I/O and without SQLAlchemy: agents and the worker know these and
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -12,6 +13,13 @@ from uuid import UUID
 
 from orchestrator.domain.asking import Answered, Ask
 from orchestrator.domain.words import OnLimit, OutcomeClass
+
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def traceparent(text: str | None) -> str | None:
+    """Return *text* if it is a W3C traceparent, else None: whatever stands in a row or a variable must not be passed on."""
+    return text if text is not None and _TRACEPARENT.fullmatch(text) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,8 @@ class Claim:
     the ``Usage.carry`` of it. ``workspace`` is where that
     one worked. ``keyed``: it keeps others from its concurrency key or its directory while it runs.
     ``answered`` is what people said since the task was added.
+    ``waited``: seconds from when it could run until it was claimed. ``traceparent``: the W3C trace context of the unit
+    before: of the adder in the task's row, of the claim or execution where spans are made.
     """
 
     task_id: int
@@ -103,6 +113,8 @@ class Claim:
     keyed: bool = False
     workspace: dict[str, Any] | None = None
     answered: tuple[Answered, ...] = ()
+    waited: float | None = None
+    traceparent: str | None = None
 
     @property
     def answers(self) -> dict[str, str]:

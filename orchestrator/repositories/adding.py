@@ -37,6 +37,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from orchestrator.database.engine import alone
 from orchestrator.domain.entities import Dependency, Task, table
 from orchestrator.domain.given import NewTask
+from orchestrator.domain.outcome import traceparent
 from orchestrator.domain.storable import NAME_MAX, TITLE_MAX, check_json, check_text
 from orchestrator.domain.words import ENDED, LIVE, OnLimit, OutcomeClass, TaskStatus
 from orchestrator.errors import Conflict, InvalidInput, NotFound
@@ -114,6 +115,8 @@ def check_task(task: NewTask) -> None:
         check_text("tags", key, NAME_MAX)
         check_text(f"tags.{key}", value, TITLE_MAX)
     check_text("dir", task.dir)
+    if task.traceparent is not None and traceparent(task.traceparent) is None:
+        raise InvalidInput(f"traceparent: expected a W3C trace context, found {task.traceparent!r:.100}")
     check_text("definition", task.definition, NAME_MAX)
     _check_number("priority", task.priority, -(2**31), 2**31 - 1)
     if task.max_retries is not None:
@@ -439,6 +442,7 @@ _COLUMNS: tuple[tuple[str, Any], ...] = (
     ("task_hash", Text()),
     ("definition", Text()),
     ("dir", Text()),
+    ("traceparent", Text()),
     ("unique_key", Text()),
     ("concurrency_key", Text()),
     ("tags", JSONB()),
@@ -496,6 +500,7 @@ def _row(
         ("task_hash", task.task_hash),
         ("definition", task.definition),
         ("dir", task.dir),
+        ("traceparent", task.traceparent),
         ("unique_key", task.unique_key),
         ("concurrency_key", task.concurrency_key),
         ("tags", task.tags),

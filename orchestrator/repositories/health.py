@@ -69,6 +69,7 @@ class QueueNumbers:
 
     ``holds`` are counts by bucket of ``domain.histogram`` over the last hour, ``hold_ms`` their sum; ``finished`` the
     planner's estimates; ``oldest_transaction`` the seconds of the oldest one that keeps vacuum from its work.
+    ``lock_waiters`` are our sessions that wait for a lock, ``lock_wait`` the seconds that the longest has waited.
     """
 
     now: datetime
@@ -80,6 +81,8 @@ class QueueNumbers:
     hold_ms: float
     finished: dict[str, int | None]
     oldest_transaction: float
+    lock_waiters: int
+    lock_wait: float
 
 
 class HealthRepository:
@@ -110,6 +113,7 @@ class HealthRepository:
             agents = overview.read_agents(session, overview.read_work(session), workers, now)
             hold, oldest = overview.read_lock_hold(session, now), overview.oldest_transaction(session)
             found = overview.read_alerts(session, now, workers, agents, running, hold, self._thresholds)
+            waiting = session.execute(_LOCK_WAITS).one()
             claims = session.execute(_HOLDS, {"since": now - timedelta(hours=1)}).all()
             return QueueNumbers(
                 now=now,
@@ -124,6 +128,8 @@ class HealthRepository:
                 hold_ms=float(sum(row.hold_ms for row in claims)),
                 finished=overview.finished_estimate(session),
                 oldest_transaction=oldest or 0.0,
+                lock_waiters=waiting.waiters,
+                lock_wait=max(0.0, waiting.longest),
             )
 
     def _database(self) -> DatabaseFacts:
@@ -255,6 +261,13 @@ SELECT current_setting('server_version_num')::int AS number, current_setting('se
        current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
          AS max_connections,
        pg_has_role(current_user, 'pg_read_all_stats', 'usage') AS sees_all
+""")
+
+_LOCK_WAITS = text("""
+SELECT count(DISTINCT l.pid) AS waiters,
+       coalesce(extract(epoch FROM clock_timestamp() - min(l.waitstart)), 0)::float8 AS longest
+FROM pg_locks AS l JOIN pg_stat_activity AS a ON a.pid = l.pid
+WHERE NOT l.granted AND a.datname = current_database() AND a.application_name LIKE 'orchestrator%'
 """)
 
 # As sessions get them: the present values are those of this very transaction.

@@ -16,6 +16,7 @@ from sqlalchemy import (
     ARRAY,
     JSON,
     BigInteger,
+    Double,
     Engine,
     Integer,
     Row,
@@ -42,7 +43,7 @@ from sqlalchemy.orm import Session, aliased, sessionmaker
 
 from orchestrator.database.engine import alone
 from orchestrator.domain.entities import AgentState, Dependency, Task, WorkerRow, table
-from orchestrator.domain.outcome import Claim, Outcome, Usage
+from orchestrator.domain.outcome import Claim, Outcome, Usage, traceparent
 from orchestrator.domain.settle import Settlement, settle
 from orchestrator.domain.words import OutcomeClass, TaskStatus
 from orchestrator.repositories import keys
@@ -478,6 +479,8 @@ _CLAIM_COLUMNS = (
     Task.meter,
     Task.cancel_requested_at,
     Task.workspace,
+    Task.traceparent,
+    cast(func.extract("epoch", Task.started_at - Task.available_at), Double).label("waited"),
 )
 _CLAIM_WIDTH = len(_CLAIM_COLUMNS)
 _CLAIMS = {
@@ -570,6 +573,8 @@ def _claim(row: Row[Any]) -> Claim:
         meter,
         cancel_requested_at,
         workspace,
+        trace,
+        waited,
     ) = row[:_CLAIM_WIDTH]
     return Claim(
         id_,
@@ -596,6 +601,8 @@ def _claim(row: Row[Any]) -> Claim:
         dir_,
         cancel_requested_at is not None,
         workspace=workspace,
+        waited=waited,
+        traceparent=traceparent(trace),
     )
 
 

@@ -71,6 +71,8 @@ class Claimer:
         self._took = False
         self._found = True
         self._hinted = False
+        self._hinted_at: float | None = None
+        """When an idle slot heard that there is work, until a claim has answered."""
         self._next_poll = 0.0
         self.paused = False
         self._closing = threading.Event()
@@ -90,6 +92,8 @@ class Claimer:
 
     def hint(self) -> None:
         """There may be work."""
+        if not self._hinted and self._desk.free > 0:
+            self._hinted_at = time.monotonic()
         self._hinted = True
         self._desk.claim_now.set()
 
@@ -210,6 +214,7 @@ class Claimer:
         # nothing else looks by itself. What was found for some of the agents says nothing of the others.
         part = suspects or len(known) < len(self._known)
         keyed = not suspects and (part or self._keyed or (self._took and time.monotonic() >= self._keyed_at))
+        hinted, began = self._hinted_at, time.monotonic()
         claimed = self._orchestrator.claim(
             worker, known, limit, plan_id=self._plan_id, suspects=suspects, keyed=keyed, patience=self._closing
         )
@@ -219,7 +224,16 @@ class Claimer:
         if not part:
             self._took = bool(claims)
         if not suspects or claims:
-            self._metrics.claimed([claim.agent for claim in claims], claimed.hold_seconds)
+            now = time.monotonic()
+            self._metrics.claimed(
+                [claim.agent for claim in claims],
+                claimed.hold_seconds,
+                seconds=now - began,
+                waits=[claim.waited for claim in claims],
+                woken=now - hinted if hinted is not None and claims else None,
+            )
+        if not suspects and self._hinted_at == hinted:
+            self._hinted_at = None
         if not claimed.alive:
             self._dead()
             return 0

@@ -186,7 +186,9 @@ class Worker:
             ("unrecorded", "Ended attempts that are not committed yet.", desk.ended - desk.recorded),
             ("heartbeat_age_seconds", "Since the last confirmed renewal of the lease.", self._heartbeat.age),
         )
-        own = (metrics.gauge(f"orchestrator_worker_{name}", what, value) for name, what, value in gauges)
+        own = [metrics.gauge(f"orchestrator_worker_{name}", what, value) for name, what, value in gauges]
+        name, what = "orchestrator_worker_pool_wait_seconds", "How long units of work waited for a connection."
+        own.append(metrics.histogram_of(name, what, metrics.POOL_SECONDS, *self._orchestrator.pool_waits()))
         return metrics.text(chain(self.metrics.families(), own))
 
     def health(self) -> Health:
