@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -402,3 +403,35 @@ def test_hooks_that_could_not_tell(cli: Cli, engine: Engine) -> None:
     cli.config("[alerts.hooks.pager]\n")
     wrong = {each["check"]: each for each in cli("doctor", "--json", code=1).json["checks"]}
     assert wrong["hooks"]["state"] == "error"
+
+
+def test_an_index_that_has_grown_too_large(engine: Engine, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries that are gone leave their pages behind; remaking the index heals it, as the remedy says."""
+    monkeypatch.setattr(health, "BLOAT_BYTES", 64 << 10)
+    made = Making.on(engine)
+    made.query("INSERT INTO tasks (agent) SELECT 'coder' FROM generate_series(1, 8000)")
+    made.query("DELETE FROM tasks")
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql("VACUUM (ANALYZE) tasks")
+        found = HealthRepository(engine, database_url).queue()
+        assert {"tasks_ready", "tasks_pkey"} <= {name for name, _, _ in found.bloated}
+        check = by_name(doctor.queue_checks(found, "1"))["indexes"]
+        assert (check.state, "REINDEX INDEX CONCURRENTLY tasks_" in str(check.remedy)) == ("warning", True)
+        assert re.search(r"tasks_\w+ takes [\d.]+ [KM]B and needs about ", check.text)
+        connection.exec_driver_sql("REINDEX TABLE tasks")
+    assert HealthRepository(engine, database_url).queue().bloated == ()
+
+
+def test_clocks_and_ears_of_workers(engine: Engine, database_url: str) -> None:
+    """A worker whose clock is not the database's is named with its host and how much; so is one that hears nothing."""
+    new_worker(engine, "early")
+    new_worker(engine, "late")
+    made = Making.on(engine)
+    made.query("UPDATE workers SET clock_ahead = CASE name WHEN 'early' THEN 75 WHEN 'late' THEN -3 ELSE 0.5 END")
+    made.query("UPDATE workers SET deaf_since = clock_timestamp() WHERE name = 'late'")
+    checks = by_name(doctor.queue_checks(HealthRepository(engine, database_url).queue(), "1"))
+    clocks = checks["worker_clocks"]
+    assert clocks.state == "warning"
+    assert "early on host is 1m15s ahead" in clocks.text
+    assert "late on host is 3.0s behind" in clocks.text
+    assert "1 worker without a connection that hears of new tasks: late" in checks["workers"].text

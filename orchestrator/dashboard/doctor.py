@@ -201,7 +201,10 @@ def queue_checks(facts: QueueFacts, version: str) -> Iterator[Check]:
     if facts.invalid_indexes:
         remedy = "; ".join(f"REINDEX INDEX CONCURRENTLY {each}" for each in facts.invalid_indexes[:3])
         faults.append(("error", f"not valid: {', '.join(facts.invalid_indexes)}", remedy))
-    yield _joined("indexes", faults, "all there and valid")
+    for name, size, needed in facts.bloated[:5]:
+        text = f"{name} takes {short.size(size)} and needs about {short.size(needed)}"
+        faults.append(("warning", text, f"REINDEX INDEX CONCURRENTLY {name}"))
+    yield _joined("indexes", faults, "all there, valid and no larger than they need be")
     dead = [
         ("warning", f"{table} has {gone:,} dead rows beside {live:,} live ones", f"VACUUM (ANALYZE) {table}")
         for table, gone, live in facts.dead_rows
@@ -209,6 +212,7 @@ def queue_checks(facts: QueueFacts, version: str) -> Iterator[Check]:
     yield _joined("dead_rows", dead, "vacuum keeps up")
     yield _lock_hold(facts)
     yield _workers(facts)
+    yield _worker_clocks(facts)
     others = [each for each in facts.worker_versions if each != version]
     if others:
         text = f"live workers of version {', '.join(others)}, this is {version}"
@@ -246,8 +250,28 @@ def _workers(facts: QueueFacts) -> Check:
             text = f"{plural(len(found), 'worker')} {state}: {named}"
             faults.append(("warning", text, "orchestrator watchdog --once takes their tasks back; see their hosts"))
     live = [each for each in facts.workers if each.state not in ("silent", "dead")]
+    if deaf := [each.name for each in live if each.deaf_since is not None]:
+        text = f"{plural(len(deaf), 'worker')} without a connection that hears of new tasks: {', '.join(deaf[:5])}"
+        remedy = "they try again by themselves; see max_connections, pg_hba.conf and what lies between"
+        faults.append(("warning", text, remedy))
     working = [each for each in live if each.slots]
     return _joined("workers", faults, f"{plural(len(working), 'worker')} alive" if working else "none is alive")
+
+
+def _worker_clocks(facts: QueueFacts) -> Check:
+    skewed = [each for each in facts.workers if each.clock_ahead is not None and abs(each.clock_ahead) > CLOCK]
+    if not skewed:
+        return Check("worker_clocks", "ok", f"those of all workers are within {CLOCK:g} s of the database's")
+    told = [
+        f"{each.name} on {each.host} is {short.duration(abs(each.clock_ahead or 0))}"
+        f" {'ahead' if (each.clock_ahead or 0) > 0 else 'behind'}"
+        for each in skewed[:5]
+    ]
+    more = f" and {len(skewed) - 5:,} more" if len(skewed) > 5 else ""
+    remedy = (
+        "run a time service on those hosts; the queue goes by the database's clock, their agents and logs by theirs"
+    )
+    return Check("worker_clocks", "warning", f"not the database's time: {', '.join(told)}{more}", remedy)
 
 
 # -- this host ----------------------------------------------------------------------------------------------------

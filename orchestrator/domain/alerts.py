@@ -257,7 +257,7 @@ def _long(seconds: float) -> str:
 
 
 def _size(number: int) -> str:
-    for unit, factor in (("GB", 1 << 30), ("MB", 1 << 20), ("kB", 1 << 10)):
+    for unit, factor in (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10)):
         if number >= factor:
             return f"{number / factor:.3g} {unit}"
     return f"{number} B"

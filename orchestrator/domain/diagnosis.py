@@ -210,7 +210,8 @@ class DatabaseFacts:
 class QueueFacts:
     """What ``doctor`` reads of the queue's own tables, once the schema is there.
 
-    ``dead_rows``: table, dead and live rows of those that have more dead ones than live ones.
+    ``dead_rows``: table, dead and live rows of those that have more dead ones than live ones. ``bloated``: index, its bytes
+    and about how many it would have if it were made anew.
     """
 
     drift: tuple[str, ...]
@@ -220,6 +221,7 @@ class QueueFacts:
     lock_hold: LockHold
     workers: tuple[WorkerRow, ...]
     worker_versions: tuple[str, ...]
+    bloated: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

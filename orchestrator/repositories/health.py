@@ -34,6 +34,8 @@ OLD = 300.0
 IDLE = 10.0
 """Seconds from which on a session of ours has no business to be idle in a transaction."""
 DEAD_ROWS = 50_000
+BLOAT_TIMES, BLOAT_BYTES = 3, 16 << 20
+"""An index is bloated when it is larger than so many times what it needs, and by so many bytes."""
 HEARING = 2.0
 """Seconds that a notification may take."""
 DRIFT_SECONDS = 15.0
@@ -176,6 +178,13 @@ class HealthRepository:
                 lock_hold=overview.read_lock_hold(session, now),
                 workers=tuple(overview.read_workers(session, now)),
                 worker_versions=_versions(session),
+                bloated=tuple(
+                    (row.relname, row.size, row.needed)
+                    for row in session.execute(
+                        _BLOAT,
+                        {"times": BLOAT_TIMES, "bytes": BLOAT_BYTES, "names": sorted(Base.metadata.tables)},
+                    )
+                ),
             )
 
     def _heard(self) -> bool:
@@ -320,6 +329,25 @@ _INDEXES = text("""
 SELECT c.relname, i.indisvalid AND i.indisready FROM pg_index AS i
 JOIN pg_class AS c ON c.oid = i.indexrelid
 WHERE c.relnamespace = current_schema()::regnamespace
+""")
+
+# An entry is its columns, as wide as the statistics say, and 20 bytes; pages are two thirds full.
+_BLOAT = text("""
+SELECT relname, size, needed FROM (
+  SELECT c.relname, pg_relation_size(c.oid) AS size,
+         (c.reltuples * (coalesce(w.width, 32) + 20) * 1.5)::bigint + 16384 AS needed
+  FROM pg_index AS i
+  JOIN pg_class AS c ON c.oid = i.indexrelid
+  JOIN pg_class AS t ON t.oid = i.indrelid
+  LEFT JOIN LATERAL (
+    SELECT sum(s.avg_width) AS width FROM pg_attribute AS a
+    JOIN pg_stats AS s ON s.schemaname = current_schema() AND s.tablename = t.relname AND s.attname = a.attname
+    WHERE a.attrelid = t.oid AND a.attnum = ANY(i.indkey)
+  ) AS w ON true
+  WHERE t.relnamespace = current_schema()::regnamespace AND t.relname = ANY(:names) AND c.reltuples >= 0
+) AS sizes
+WHERE size > :times * needed AND size - needed > :bytes
+ORDER BY size - needed DESC LIMIT 20
 """)
 
 _DEAD = text("""
