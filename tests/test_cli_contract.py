@@ -186,21 +186,6 @@ def test_what_comes_later_says_so(cli: Cli, name: str) -> None:
     assert "not part of this version yet" in cli(name, code=2).err
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        ("--approval",),
-        ("--on-limit", "ask"),
-    ],
-    ids=lambda option: option[0],
-)
-def test_options_that_come_later_are_refused(cli: Cli, engine: Engine, option: tuple[str, ...]) -> None:
-    """An option that nothing acts on yet is refused by name, not ignored."""
-    said = cli("add", "coder", *option, "--json", code=2)
-    assert option[0] in said.error["message"]
-    assert _tasks(engine) == 0
-
-
 # -- help --------------------------------------------------------------------------------------------------------------
 
 

@@ -37,7 +37,6 @@ def load(tmp_path: Path) -> Load:
         ({"command": ["a"], "prompt": "stdn"}, "expected one of stdin, argument, file, found 'stdn'"),
         ({"python": "a:b", "workspace": "worktree"}, "worktree is for agents that are commands or acp"),
         ({"http": "http://x", "workspace": "directory"}, "directory is for agents that are commands or acp"),
-        ({"command": ["a"], "budget": {"on_limit": "ask"}}, "on_limit 'ask' is not supported yet"),
         ({"command": ["a"], "resume": ["a", "b"]}, "resume: names no {session}"),
         ({"python": "a:b", "resume": ["a", "{session}"]}, "the list of arguments of a command agent without a shell"),
         ({"command": ["a"], "options": {}}, "options: only a plugin agent has it"),

@@ -350,6 +350,21 @@ def test_a_person_who_retries_gives_the_budget_again(orc: Orchestrator, engine: 
     assert orc.get(task.id).status == "done"
 
 
+def test_a_person_may_give_more(orc: Orchestrator, engine: Engine) -> None:
+    """With ``ask`` the task waits with a question; approved, the next attempt has the whole of what was granted."""
+    task = orc.add("a", budget_tokens=100, on_limit="ask")
+    behave = Reporting(*tokens(150, 160))
+    Worker(orc, [FakeAgent(behave=behave)], 1).run(until_idle=True)
+    assert orc.get(task.id).status == "waiting"
+    ((kind, question, grants),) = query(engine, "SELECT kind, question, grants FROM questions")
+    assert (kind, grants) == ("budget", {"tokens": 150})
+    assert question == "Its budget of 100 tokens is used up (150 tokens). May it use 150 tokens more?"
+    orc.approve(task.id)
+    behave.used = tuple(tokens(90))
+    Worker(orc, [FakeAgent(behave=behave)], 1).run(until_idle=True)
+    assert query(engine, "SELECT status, budget_tokens FROM tasks") == [("done", 250)]
+
+
 def test_an_agent_gives_its_budget_to_its_tasks(orc: Orchestrator, engine: Engine) -> None:
     """Tokens, USD, turns and what happens then come from the agent where the task says nothing."""
     orc.add("a")

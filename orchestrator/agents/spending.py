@@ -2,17 +2,20 @@
 
 ``Spending`` stands between an agent and the ``Live`` that it speaks to. Each report of usage gets its cost by the price
 table, where the agent named none, and is added to what earlier attempts of the task used. At 80 % of a limit there is a
-notice. At the limit the attempt is asked to end; with ``finish_turn`` only when its turn is over. What the attempts of a
+notice. At the limit the attempt is asked to end; with ``finish_turn`` only when its turn is over, and with ``ask`` it leaves a
+question for a person. What the attempts of a
 task used together travels from one to the next in ``Usage.carry``, as the counters of the meter do.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from orchestrator.agents.protocol import Live, Stop
+from orchestrator.domain.asking import Ask, QuestionKind
 from orchestrator.domain.outcome import Budget, Claim, Outcome, Usage
 from orchestrator.domain.prices import Prices
 from orchestrator.domain.words import OnLimit, OutcomeClass
@@ -51,6 +54,7 @@ class Spending:
         model: str | None = None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
+        self._attempt = claim.attempt
         self._budget = claim.budget
         self._limits = _limits(claim.budget)
         self._live = live
@@ -71,7 +75,10 @@ class Spending:
         if over is None:
             return None
         limit, said = over
-        return Outcome(OutcomeClass.OVER_BUDGET, cause=f"budget_{limit}", message=f"{said} by earlier attempts")
+        said = f"{said} by earlier attempts"
+        return Outcome(
+            OutcomeClass.OVER_BUDGET, cause=f"budget_{limit}", message=said, asks=self._asks(limit, said, self._before)
+        )
 
     # -- Live ---------------------------------------------------------------------------------------------------------
 
@@ -119,8 +126,21 @@ class Spending:
             if self._budget.usd is not None and usage.cost_usd is None and usage.total_tokens is not None:
                 self._note(f"what it cost is not known: its budget of {_shown('usd', self._budget.usd)} was not judged")
         if outcome.status is OutcomeClass.OVER_BUDGET and self._over is not None:
-            outcome = replace(outcome, cause=f"budget_{self._over[0]}", message=self._over[1])
+            limit, said = self._over
+            spent = self._before if usage is None else self._sum(usage)
+            outcome = replace(outcome, cause=f"budget_{limit}", message=said, asks=self._asks(limit, said, spent))
         return replace(outcome, usage=usage, notes=(*outcome.notes, *self._notes))
+
+    def _asks(self, limit: str, said: str, spent: Spent) -> tuple[Ask, ...]:
+        """With ``ask``: whether it may use as much again. An approval leaves it the whole of that, whatever was used."""
+        if self._budget.on_limit is not OnLimit.ASK:
+            return ()
+        more = self._limits[limit] + max(0, _of(spent, limit) - self._limits[limit])
+        grants = more if limit == "usd" else math.ceil(more)
+        question = f"{said[0].upper()}{said[1:]}. May it use {_shown(limit, grants)} more?"
+        name = f"budget {self._attempt}"
+        grant = {limit: grants}
+        return (Ask(name, question, QuestionKind.BUDGET, ("yes", "no"), yes="yes", no="no", grants=grant),)
 
     def _completed(self, usage: Usage) -> Usage:
         usage = self._prices.priced(usage, self._model)

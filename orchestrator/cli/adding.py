@@ -49,7 +49,7 @@ def add(
         int | None, typer.Option("--budget-turns", metavar="N", min=1, help="Most turns of all attempts together.")
     ] = None,
     on_limit: Annotated[
-        str | None, typer.Option("--on-limit", metavar="WHAT", help="Then: fail (default) or finish_turn.")
+        str | None, typer.Option("--on-limit", metavar="WHAT", help="Then: fail (default), finish_turn or ask.")
     ] = None,
     unique_key: Annotated[
         str | None, typer.Option("--unique-key", metavar="KEY", help="Add nothing while a live task has this key.")
@@ -78,11 +78,6 @@ def add(
       orchestrator add nightly --at +2h --unique-key nightly-report --json
     """
     own = state.of(context, as_json)
-    _refuse_what_comes_later(
-        {
-            "on-limit ask": True if on_limit == "ask" else None,
-        }
-    )
     values: dict[str, Any] = {
         "title": title,
         "priority": priority,
@@ -138,12 +133,6 @@ def check_agent(name: str, known: Mapping[str, Any], *, hint: str = FORCE_HINT) 
             hint=hint,
             agent=name,
         )
-
-
-def _refuse_what_comes_later(given: Mapping[str, Any]) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise InvalidInput(f"--{name.replace('_', '-')} is not part of this version yet")
 
 
 def _input(text: str | None, file: str | None) -> str | None:

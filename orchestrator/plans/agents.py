@@ -70,11 +70,6 @@ _OF_ONE_KIND = {
 
 EXIT_CLASSES = ("done", "transient", "rate_limited", "unauthenticated", "permanent")
 
-NOT_SUPPORTED_YET: dict[str, tuple[str, ...]] = {
-    "on_limit": ("ask",),
-}
-"""Words of the plan file that are known and refused, because nothing here acts on them yet."""
-
 TOKENS_ONLY = ("codex", "gemini", "openai")
 """Kinds of output that never name a cost."""
 COST_TOLD = ("claude", "opencode")
@@ -269,7 +264,6 @@ def read_budget(fields: Fields) -> Budget | None:
         return None
     budget.only(("seconds", "tokens", "usd", "turns", "on_limit"))
     on_limit = budget.choice("on_limit", list(OnLimit), OnLimit.FAIL)
-    _not_yet(budget, "on_limit", "on_limit", on_limit, f"on_limit {str(on_limit)!r}")
     return Budget(
         seconds=budget.number("seconds", above=0),
         tokens=budget.whole("tokens", least=1, most=2**63 - 1),
@@ -313,11 +307,6 @@ def _or(value: float | None, default: float) -> float:
 
 def _number(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("" if count == 1 else "s")
-
-
-def _not_yet(fields: Fields, key: str, kind: str, word: str, said: str) -> None:
-    if word in NOT_SUPPORTED_YET[kind]:
-        fields.fault(key, f"{said} is not supported yet")
 
 
 def _command(fields: Fields, shell: bool) -> tuple[str, ...] | str | None:

@@ -39,7 +39,7 @@ from orchestrator.domain.entities import Dependency, Task, table
 from orchestrator.domain.given import NewTask
 from orchestrator.domain.outcome import traceparent
 from orchestrator.domain.storable import NAME_MAX, TITLE_MAX, check_json, check_text
-from orchestrator.domain.words import ENDED, LIVE, OnLimit, OutcomeClass, TaskStatus
+from orchestrator.domain.words import ENDED, LIVE, OutcomeClass, TaskStatus
 from orchestrator.errors import Conflict, InvalidInput, NotFound
 from orchestrator.repositories import CallerSession
 from orchestrator.repositories.asking import ask_approval
@@ -127,8 +127,6 @@ def check_task(task: NewTask) -> None:
         raise InvalidInput(f"at: expected a time with its offset from UTC, found {task.at.isoformat()}")
     budget, retry = task.budget, task.retry
     if budget is not None:
-        if budget.on_limit is OnLimit.ASK:
-            raise InvalidInput("on_limit: ask is not part of this version yet", hint="use fail or finish_turn")
         for name, most in (("seconds", None), ("tokens", 2**63 - 1), ("usd", None), ("turns", 2**31 - 1)):
             value = getattr(budget, name)
             if value is None:
