@@ -23,7 +23,7 @@ from tests.commands import process
 from tests.real.clis import KEY, ROOT, Cli, ModelServer, blocks, folder, model_server, recipe
 from tests.running import Heard, a_claim, execute
 
-pytestmark = [pytest.mark.real, pytest.mark.agents, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.real, pytest.mark.agents, pytest.mark.timeout(900)]
 
 CODING = ("claude-code", "codex", "gemini", "opencode")
 """Those that stream events and have sessions."""
@@ -112,7 +112,7 @@ def test_a_round_with_a_tool(cli: Cli) -> None:
 @pytest.mark.parametrize("cli", CODING, indirect=True)
 def test_a_limit(cli: Cli) -> None:
     """429 from the provider is a limit, not a failure that uses up a retry."""
-    outcome = ask(cli, "please wait [[mock:status=429,retry_after=1]]", idle_seconds=60)
+    outcome = ask(cli, "please wait [[mock:status=429,retry_after=1]]", idle_seconds=200)
     assert outcome.status is OutcomeClass.RATE_LIMITED, outcome
 
 
@@ -145,7 +145,7 @@ def test_cancel(cli: Cli, server: ModelServer) -> None:
         cli.agent(),
         a_claim(agent=cli.page, input=f"{words} {HANG}"),
         when=lambda _: server.asked(words),
-        patience=200,
+        patience=600,
     )
     assert outcome.status is OutcomeClass.CANCELLED, outcome
     assert cli.left() == []
@@ -163,7 +163,7 @@ def test_a_crash(cli: Cli, server: ModelServer) -> None:
             killed.append(cli.kill())
         return False
 
-    outcome = execute(cli.agent(), a_claim(agent=cli.page, input=f"{words} {HANG}"), when=kill, patience=200)
+    outcome = execute(cli.agent(), a_claim(agent=cli.page, input=f"{words} {HANG}"), when=kill, patience=600)
     assert killed
     assert killed[0] > 0
     assert outcome.status is OutcomeClass.TRANSIENT, outcome
@@ -223,7 +223,7 @@ def test_the_agent_client_protocol(cli: Cli, server: ModelServer) -> None:
     assert [text for kind, text in live.written if kind == "tool"]
     words = f"cancel acp {cli.page}"
     claim = a_claim(agent="acp", input=f"{words} {HANG}")
-    stopped = execute(agent, claim, when=lambda _: server.asked(words), patience=200)
+    stopped = execute(agent, claim, when=lambda _: server.asked(words), patience=600)
     assert stopped.status is OutcomeClass.CANCELLED, stopped
     assert cli.left() == []
 
