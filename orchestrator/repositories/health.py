@@ -266,7 +266,7 @@ SELECT current_setting('server_version_num')::int AS number, current_setting('se
        current_setting('server_encoding') AS encoding,
        pg_is_in_recovery() OR current_setting('default_transaction_read_only') = 'on'
          AS read_only,
-       (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
+       (SELECT sum(numbackends) FROM pg_stat_database)::int AS connections,  -- others' sessions may not be ours to see
        current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
          AS max_connections,
        pg_has_role(current_user, 'pg_read_all_stats', 'usage') AS sees_all
