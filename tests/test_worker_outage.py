@@ -172,7 +172,7 @@ def test_an_outcome_survives_the_end_of_its_process(
         proxy.refuse()
         assert weather.is_away.wait(30)
         gate.open()
-        working.worker.stop(1)
+        working.worker.stop(30)
         working.join()
     directory = working.worker._recorder._spool.directory
     assert len(list(directory.glob("*.json"))) == 1
@@ -185,6 +185,61 @@ def test_an_outcome_survives_the_end_of_its_process(
     assert query(engine, "SELECT attempt, status, result FROM runs") == [(1, "done", "kept")]
     assert [event.text for event in EventRepository(engine).of_attempt(task_id, 1)] == ["the end\n"]
     assert list(directory.iterdir()) == []
+
+
+def test_a_slow_disk_keeps_an_outcome_once(
+    engine: Engine, orc: Orchestrator, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process does not wait for ever for its recorder, which is still writing: neither writes what the other has."""
+    monkeypatch.setattr("orchestrator.worker.loop.RECORDING", 0.05)
+    add(engine)
+    gate, weather = Gate(), Weather()
+    with Working(Worker(orc, [FakeAgent(behave=gate)], observers=[weather])) as working:
+        spool = working.worker._recorder._spool
+        keep, closed = spool.keep, threading.Event()
+
+        def slowly(*arguments: Any) -> Any:
+            closed.wait(0.5)  # longer than the process waits for it
+            return keep(*arguments)
+
+        monkeypatch.setattr(spool, "keep", slowly)
+        gate.entered()
+        proxy.refuse()
+        assert weather.is_away.wait(30)
+        gate.open()
+        working.worker.stop(30)
+        working.join()
+    assert len(list(spool.directory.iterdir())) == 1
+    assert working.worker._recorder.spooled == 1
+
+
+def test_a_transcript_that_hangs_in_the_network_is_kept_with_its_outcome(
+    engine: Engine, orc: Orchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last pieces are in a transaction that does not come back when the worker ends: the spool has them."""
+
+    async def behave(_claim: Claim, live: Live, _stop: Stop) -> Outcome:
+        live.write("stdout", "the end\n")
+        return Outcome(OutcomeClass.DONE)
+
+    sent, answered = threading.Event(), threading.Event()
+
+    def hang(_events: Any) -> None:
+        sent.set()
+        answered.wait(30)
+
+    monkeypatch.setattr("orchestrator.worker.loop.RECORDING", 0.1)
+    monkeypatch.setattr(orc.events, "add", hang)
+    add(engine)
+    with Working(Worker(orc, [FakeAgent(behave=behave)])) as working:
+        assert sent.wait(30)
+        working.worker.stop(0)
+        working.join()
+    kept: list[Any] = []
+    working.worker._recorder._spool.offer(lambda ended, pieces: kept.append((ended, pieces)))
+    answered.set()
+    ((_, pieces),) = kept
+    assert [piece.text for piece in pieces] == ["the end\n"]
 
 
 def test_a_full_disk_at_the_end_loses_the_outcome_but_not_the_task(
@@ -208,7 +263,7 @@ def test_a_full_disk_at_the_end_loses_the_outcome_but_not_the_task(
         proxy.refuse()
         assert weather.is_away.wait(30)
         gate.open()
-        working.worker.stop(1)
+        working.worker.stop(30)
         working.join()
     assert "No space left" in caplog.text
     assert query(engine, "SELECT stopped_at FROM workers") == [(None,)]

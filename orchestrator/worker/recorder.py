@@ -76,6 +76,10 @@ class Recorder:
         self.sweep_now = True
         self.cancel_now = False
         self.spooled = 0
+        self._keeping = threading.Lock()
+        self._kept: set[Key] = set()
+        self._in_flight: dict[Key, list[Piece]] = {}
+        """Pieces of transcripts in a transaction that has not come back yet. Who pops them answers for them."""
         self._unknown: set[Key] = set()
         self._claims_then = 0
         self._complaints = Complaints(log)
@@ -250,11 +254,15 @@ class Recorder:
             desk.claim_now.set()
 
     def _keep(self, attempt: Attempt) -> None:
-        """Spool an outcome for the next worker here."""
-        self._spool_one(attempt)
-        self._leave(attempt)
+        """Spool an outcome for the next worker here, once, though ``close`` grew tired of waiting for a slow disk."""
+        with self._keeping:
+            if attempt.key not in self._kept:
+                self._kept.add(attempt.key)
+                self._spool_one(attempt)
+                self._leave(attempt)
 
     def _spool_one(self, attempt: Attempt) -> None:
+        self._desk.board.give_back(attempt, self._in_flight.pop(attempt.key, []))
         pieces = self._desk.board.take_pieces(attempt, tail=True)
         self._desk.board.forget([attempt])
         try:
@@ -302,6 +310,7 @@ class Recorder:
             events += as_events(attempt, pieces)
         if not events:
             return
+        self._in_flight = {attempt.key: pieces for attempt, pieces in taken}
         try:
             transient(
                 lambda: self._orchestrator.events.add(events),
@@ -309,9 +318,10 @@ class Recorder:
                 stop=patience,
             )
         except BaseException:
-            for attempt, pieces in taken:
-                self._desk.board.give_back(attempt, pieces)
+            for attempt, _ in taken:
+                self._desk.board.give_back(attempt, self._in_flight.pop(attempt.key, []))
             raise
+        self._in_flight = {}
 
     def _flush_live(self, attempts: list[Attempt]) -> None:
         board = self._desk.board
