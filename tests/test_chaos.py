@@ -16,8 +16,8 @@ from tests.chaos.environment import MARK
 from tests.chaos.ledger import read
 
 ROOT = Path(__file__).parent.parent
-MEASURED = ("shutdown", "gone when recorded", "log")
-"""Rules of the judge that compare times or count lines."""
+MEASURED = ("shutdown", "log")
+"""Rules of the judge that ask how long something took, or how many lines were said about it."""
 
 
 def chaos(*arguments: str) -> subprocess.Popen[str]:
@@ -34,7 +34,7 @@ def chaos(*arguments: str) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 @pytest.mark.real
-@pytest.mark.timeout(330)
+@pytest.mark.timeout(480)
 def test_a_minute_of_chaos_is_clean() -> None:
     """Every invariant holds after a minute of kills, stops, cut networks, restarts, deploys, cancels and prunes.
 
@@ -63,7 +63,7 @@ def test_an_interrupted_chaos_leaves_nothing() -> None:
     while "loop" not in (folder / "ledger").read_text() and time.monotonic() < deadline:
         process.stderr.readline()
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=150)
     assert process.returncode == 130
     assert json.loads(out)["interrupted"] == "SIGTERM"
     assert not folder.exists()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.chaos.fleet import LEASE
-from tests.chaos.judge import Judge
+from tests.chaos.fleet import LEASE, Exit
+from tests.chaos.judge import NEVER, Judge
 from tests.chaos.ledger import read
+from tests.chaos.watch import Sample, Watch, waits
 
 
 def judge(
@@ -19,12 +21,14 @@ def judge(
     status: str = "done",
     renewed: float = 100.0,
     frozen: list[list[float]] | None = None,
+    starved: list[list[float]] | None = None,
 ) -> Judge:
     """A judge over task 1, all of whose runs were on the worker W with pid 7, which was declared dead."""
     file = tmp_path / "ledger"
     file.write_text(lines)
     environment: Any = SimpleNamespace(ledger=file, rows=lambda *_: [])
-    fleet: Any = SimpleNamespace(frozen={7: frozen or []}, members=[], exits=[])
+    fleet: Any = SimpleNamespace(frozen={7: frozen or []}, members=[], exits=[], watch=Watch())
+    fleet.watch.samples[7] = [Sample(end, 0.1, end - start) for start, end in starved or []]
     hand: Any = SimpleNamespace(added={1}, deeds=[])
     made = Judge(environment, fleet, hand)
     made.ledger, made.offset = read(file), 0.0
@@ -79,6 +83,40 @@ def test_a_stop_that_was_over_in_time_excuses_nothing(tmp_path: Path) -> None:
     for span in ([100.0, 101.0], [100.0 + LEASE + 1, 120.0]):
         made = judge(tmp_path, TWICE, LOST_THEN_DONE, frozen=[span])
         assert rules(made._overlaps()) == ["no overlap"]
+
+
+def test_an_overlap_with_a_worker_that_got_no_processor_is_counted(tmp_path: Path) -> None:
+    """The machine was busy with other things when its lease ended: as if it had been stopped, and only then."""
+    made = judge(tmp_path, TWICE, LOST_THEN_DONE, starved=[[103.0, 105.5], [105.5, 107.0]])
+    assert rules(made._overlaps()) == []
+    assert len(made.allowed) == 1
+    made = judge(tmp_path, TWICE, LOST_THEN_DONE, starved=[[100.0, 101.0], [104.0, 104.1]])
+    assert rules(made._overlaps()) == ["no overlap"]
+
+
+def test_how_long_a_shutdown_took_is_asked_of_the_worker(tmp_path: Path) -> None:
+    """What it waited for a processor is not its own time, unless it took for ever."""
+    made = judge(tmp_path, "", [])
+    for seconds, starved, expected in ((3.0, 0.0, []), (20.0, 1.0, ["shutdown"]), (20.0, 15.0, [])):
+        made.fleet.exits = [Exit("w1", 7, 0, 100.0, seconds, starved)]
+        assert rules(made._exits()) == expected
+    made.fleet.exits = [Exit("w1", 7, 0, 100.0, NEVER + 1, NEVER)]
+    assert rules(made._exits()) == ["shutdown"]
+
+
+def test_an_exit_code_is_asked_of_what_was_a_worker(tmp_path: Path) -> None:
+    """Without a database at its start it ends with 6, also when its row was written and nobody told it; later it may not."""
+    made = judge(tmp_path, "", [])
+    made.fleet.exits = [Exit("w1", 7, 6, 0.0, 1.0)]
+    assert rules(made._exits()) == []
+    made = judge(tmp_path, "", [{"attempt": 1, "status": "done"}])
+    made.fleet.exits = [Exit("w1", 7, 6, 0.0, 1.0)]
+    assert rules(made._exits()) == ["exit code"]
+
+
+def test_the_kernel_tells_who_waits_for_a_processor() -> None:
+    """Where it does: each thread of this process has a number of seconds."""
+    assert all(seconds >= 0 for seconds in waits(os.getpid()).values())
 
 
 def test_work_without_a_run_and_runs_without_work_are_seen(tmp_path: Path) -> None:

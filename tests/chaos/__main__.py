@@ -19,11 +19,11 @@ from orchestrator.liveness import boot_clock
 from tests.chaos.environment import Environment
 from tests.chaos.fleet import Fleet
 from tests.chaos.hand import Hand, say, wait
-from tests.chaos.judge import SHUTDOWN, UNHURRIED, Judge, Violation, as_json
+from tests.chaos.judge import NEVER, Judge, Violation, as_json
 
-DRAIN = 120.0
+DRAIN = 150.0
 """Seconds that the healed fleet gets to finish everything."""
-LIMIT = 240.0
+LIMIT = 360.0
 """Seconds beyond the time of chaos after which the run is given up."""
 
 
@@ -126,22 +126,24 @@ def _stop(environment: Environment, fleet: Fleet) -> list[Violation]:
     pids = [member.process.pid for member in fleet.members if member.process is not None]
     for member in fleet.members:
         fleet.terminate(member)
-    deadline = boot_clock() + SHUTDOWN + UNHURRIED
+    deadline = boot_clock() + NEVER  # who took too long is judged later
     while any(member.process is not None for member in fleet.members) and boot_clock() < deadline:
         wait(0.05)
         fleet.reap()
     found = [
-        Violation("shutdown", f"worker {member.name} has not ended {SHUTDOWN + UNHURRIED:g} s after SIGTERM")
+        Violation("shutdown", f"worker {member.name} has not ended {NEVER:g} s after SIGTERM")
         for member in fleet.members
         if member.process is not None
     ]
-    deadline = boot_clock() + 5
+    deadline = boot_clock() + 30
     while (left := environment.processes() | environment.guardians()) and boot_clock() < deadline:
         wait(0.1)
     found += [Violation("processes", f"{pid} is left: {command}") for pid, command in left.items()]
     rows = environment.rows(
         "SELECT name, pid FROM workers WHERE stopped_at IS NULL AND dead_at IS NULL AND pid = ANY(%s)", pids
     )
+    # One that got no processor for a second may have had no time for the last claim, and says no farewell then.
+    rows = [row for row in rows if not any(e.pid == row["pid"] and e.starved > 1 for e in fleet.exits)]
     found += [Violation("sign off", f"worker {row['name']} pid {row['pid']} never signed off") for row in rows]
     return found
 

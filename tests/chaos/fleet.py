@@ -12,6 +12,7 @@ from pathlib import Path
 
 from orchestrator.liveness import boot_clock
 from tests.chaos.environment import ROOT, Environment, children, zombies
+from tests.chaos.watch import Watch
 from tests.servers import TcpProxy
 
 LEASE, HEARTBEAT, SWEEP, POLL, GRACE = 5.0, 1.0, 1.0, 0.5, 1.0
@@ -54,6 +55,8 @@ class Exit:
     code: int
     asked: float | None
     seconds: float
+    starved: float = 0.0
+    """How many of the seconds some thread of it waited for a processor."""
 
 
 @dataclass(slots=True)
@@ -80,6 +83,7 @@ class Fleet:
     members: list[Member] = field(default_factory=list)
     exits: list[Exit] = field(default_factory=list)
     frozen: dict[int, list[list[float]]] = field(default_factory=dict)
+    watch: Watch = field(default_factory=Watch)
 
     def begin(self, size: int) -> None:
         """Start *size* workers."""
@@ -109,6 +113,7 @@ class Fleet:
                 start_new_session=True,
             )
         self.environment.started.add(member.process.pid)
+        self.watch.add(member.process)
         member.killed, member.asked = False, None
         member.starts += 1
 
@@ -123,9 +128,11 @@ class Fleet:
         for member in self.members:
             process = member.process
             if process is not None and (code := process.poll()) is not None:
-                seconds = 0.0 if member.asked is None else boot_clock() - member.asked
+                ended = self.watch.ended(process.pid)
+                began = ended if member.asked is None else member.asked
                 asked = None if member.killed else (member.asked or 0.0)
-                self.exits.append(Exit(member.name, process.pid, code, asked, seconds))
+                starved = self.watch.starved(process.pid, began, ended)
+                self.exits.append(Exit(member.name, process.pid, code, asked, ended - began, starved))
                 member.process = None
 
     def revive(self) -> None:
@@ -194,6 +201,7 @@ class Fleet:
                 member.process = None
             member.proxy.__exit__(None, None, None)
         self.members.clear()
+        self.watch.close()
 
 
 def _command(pid: int) -> bytes:

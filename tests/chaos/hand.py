@@ -35,8 +35,8 @@ SHORT, LONG = (0.3, LEASE / 2), (LEASE + 1, LEASE * 2)
 STEPS = (0, 1, 2, 3, 5, 8, 15, 30, 60)
 """How long agents work, in fifths of a second: many short ones, some for longer than a lease."""
 ENDINGS = ("done",) * 12 + ("later",) * 3 + ("transient", "permanent")
-PRUNE_AGE = 30.0
-"""Seconds; longer than a prune may be held up after the hand has looked at what there is to prune."""
+PRUNE_AGE = 10.0
+"""Seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,6 @@ class Hand:
     random: Random
     deeds: list[Deed] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
-    kept: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Ended tasks with their runs as they were just before a prune, by id."""
     added: set[int] = field(default_factory=set)
     restarts: list[list[float]] = field(default_factory=list)
     _due: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
@@ -292,17 +290,7 @@ class Hand:
             self.deeds.append(Deed(action, reason, touched, True))
 
     def _prune(self) -> None:
-        self.kept.update((task["id"], task) for task in ended(self.environment))
         transient(lambda: self._retention.prune(PRUNE_AGE, kinds=("tasks",), actor="chaos"), give_up_after=0)
-
-
-def ended(environment: Environment) -> list[dict[str, Any]]:
-    """All ended tasks, each with its runs as one list of JSON objects."""
-    return environment.rows(
-        "SELECT tasks.*, (SELECT coalesce(json_agg(r ORDER BY r.attempt), '[]') FROM"
-        " (SELECT runs.*, extract(epoch FROM recorded_at) AS recorded FROM runs WHERE task_id = tasks.id) AS r)"
-        " AS runs FROM tasks WHERE status IN ('done', 'failed', 'cancelled')"
-    )
 
 
 def say(text: str) -> None:

@@ -1,21 +1,25 @@
 """The judge: compares what agents wrote with what the database says. Each rule is one function that yields violations.
 
-Two clocks meet here: agents write the boot clock, rows have the database's. Both are clocks of this host; their
-difference is measured, and ``SLACK`` is what measuring and hundredths of seconds may get wrong.
+Two clocks meet here: agents write the boot clock, rows have the database's, which is this host's clock of the day. Their
+difference is read at the beginning and at the end: what the clock of the day was set or slewed by meanwhile is allowed
+for, and so is ``SLACK``, for hundredths of seconds. What a machine that is busy with other things takes longer for is
+measured (``watch.py``) and allowed for as well, within bounds.
 """
 
 from __future__ import annotations
 
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from orchestrator.liveness import boot_clock
 from tests.chaos.environment import Environment
 from tests.chaos.fleet import GRACE, KILL_GRACE, LEASE, SLOTS, Fleet
-from tests.chaos.hand import Hand, ended
+from tests.chaos.hand import Hand
 from tests.chaos.ledger import Ledger, Signs, read
 
 SLACK = 0.1
@@ -24,7 +28,9 @@ UNREACHABLE = 6
 SHUTDOWN = GRACE + 5.0
 """Seconds in which a worker that was told to stop has ended."""
 UNHURRIED = 5.0
-"""Seconds on top of that: the machine is busy, and processes are collected now and then."""
+"""Seconds on top of that: the server and the agents have to be given a processor, too."""
+NEVER = 60.0
+"""Seconds after which not even a busy machine is an excuse."""
 ODD_LINES = 40
 """Lines of a worker's log, beside those of its tasks, for each thing that was done to it."""
 
@@ -50,19 +56,19 @@ class Judge:
     tasks: dict[int, dict[str, Any]] = field(init=False)
     gone: set[int] = field(init=False)
     allowed: list[str] = field(default_factory=list)
+    began: float = field(default_factory=lambda: difference())
 
     def verdict(self) -> list[Violation]:
         """All violations."""
         self.ledger = read(self.environment.ledger)
         rows = self.environment.rows("SELECT * FROM tasks")
-        self.gone = set(self.hand.kept) - {row["id"] for row in rows}
-        self.tasks = {row["id"]: row for row in ended(self.environment)}
+        pruned = {row["task"]["id"]: {**row["task"], "runs": row["runs"]} for row in self.environment.rows(_PRUNED)}
+        self.gone = set(pruned)
+        self.tasks = pruned | {row["id"]: row for row in self.environment.rows(_ENDED)}
         self.tasks |= {row["id"]: {**row, "runs": []} for row in rows if row["id"] not in self.tasks}
-        self.tasks |= {id_: self.hand.kept[id_] for id_ in self.gone}
         self.workers = {str(row["id"]): row for row in self.environment.rows(_WORKERS)}
-        before = boot_clock()
-        (row,) = self.environment.rows("SELECT extract(epoch FROM clock_timestamp())::float8 AS now")
-        self.offset = (before + boot_clock()) / 2 - row["now"]
+        self.offset = difference()
+        self.slack = SLACK + abs(self.offset - self.began)
         found: list[Violation] = []
         for rule in (
             self._terminal,
@@ -73,13 +79,15 @@ class Judge:
             self._alive_after_record,
             self._audited,
             self._exits,
-            self._logs,
+            self._tracebacks,
+            self._lengths,
         ):
             found += rule()
         return found
 
     workers: dict[str, dict[str, Any]] = field(init=False)
     offset: float = field(init=False)
+    slack: float = SLACK
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -139,7 +147,7 @@ class Judge:
                 continue
             first = min(each.first for each in signs[child].values())
             done = [each.ended_at for each in signs.get(parent, {}).values() if each.ended_at is not None]
-            if not done or min(done) > first + SLACK:
+            if not done or min(done) > first + self.slack:
                 yield Violation("after", f"began before {parent}, which it needs, was done", child)
             if parent in self.tasks and self.tasks[parent]["status"] != "done":
                 yield Violation("after", f"ran although {parent} is {self.tasks[parent]['status']}", child)
@@ -150,7 +158,10 @@ class Judge:
         return next((run for run in self.tasks[id_]["runs"] if run["attempt"] == attempt), None)
 
     def _frozen(self, id_: int, attempt: int, last: float) -> bool:
-        """Whether the attempt's worker stood still when it should have ended its agents, so that nobody did in time."""
+        """Whether the attempt's worker stood still when it should have ended its agents, so that nobody did in time.
+
+        Because it was stopped, or because it got no processor.
+        """
         run = self._run(id_, attempt)
         worker = None if run is None else self.workers.get(str(run["worker_id"]))
         if worker is None or worker["dead_at"] is None:
@@ -159,7 +170,9 @@ class Judge:
         margin = KILL_GRACE + 1.0
         return any(
             start <= lease_end and (end >= lease_end - margin - 1.0) and last <= end + KILL_GRACE + 6.0
-            for start, end in _merged(self.fleet.frozen.get(worker["pid"], []))
+            for start, end in _merged(
+                [*self.fleet.frozen.get(worker["pid"], []), *self.fleet.watch.stalls(worker["pid"])]
+            )
         )
 
     def _overlaps(self) -> Iterator[Violation]:
@@ -181,7 +194,7 @@ class Judge:
             if run is None:
                 continue
             late = signs.last - (float(run["recorded"]) + self.offset)
-            if late > SLACK:
+            if late > self.slack:
                 text = f"{signs.kind}: wrote {late:.2f} s after its run ({run['status']}) was recorded"
                 if run["status"] == "lost" and self._frozen(id_, attempt, signs.last):
                     self.allowed.append(f"task {id_} attempt {attempt} {text}")
@@ -197,7 +210,8 @@ class Judge:
         return (
             f"; {run['status']} ({run['cause']}), on {worker['name']} pid {worker['pid']}, seen {signs.first:.2f} to"
             f" {signs.last:.2f}, recorded {float(run['recorded']) + self.offset:.2f}, worker renewed {renewed:.2f},"
-            f" dead: {worker['dead_why']}, stopped: {self.fleet.frozen.get(worker['pid'])}"
+            f" dead: {worker['dead_why']}, stopped: {self.fleet.frozen.get(worker['pid'])},"
+            f" without a processor: {self.fleet.watch.stalls(worker['pid'])}"
         )
 
     # -- around -------------------------------------------------------------------------------------------------------
@@ -219,29 +233,41 @@ class Judge:
 
     def _exits(self) -> Iterator[Violation]:
         registered = {worker["pid"] for worker in self.workers.values()}
+        worked = {str(run["worker_id"]) for task in self.tasks.values() for run in task["runs"]}
+        worked_as = {worker["pid"] for id_, worker in self.workers.items() if id_ in worked}
         for each in self.fleet.exits:
             if each.asked is None:
                 continue
             # Before it was a worker it ends like any program that is told to, or finds no database (6, then it is
-            # started again).
-            early = each.code in (-signal.SIGTERM, UNREACHABLE) and each.pid not in registered
+            # started again): also when it had been registered and the answer was lost.
+            early = (each.code == -signal.SIGTERM and each.pid not in registered) or (
+                each.code == UNREACHABLE and each.pid not in worked_as
+            )
             if each.code != 0 and not early:
                 yield Violation("exit code", f"worker {each.name} pid {each.pid} ended with {each.code}")
             stood_still = any(end > each.asked for _, end in self.fleet.frozen.get(each.pid, []))
-            if each.seconds > SHUTDOWN + UNHURRIED and not stood_still:
-                yield Violation("shutdown", f"worker {each.name} pid {each.pid} took {each.seconds:.1f} s")
+            late = each.seconds - each.starved > SHUTDOWN + UNHURRIED or each.seconds > NEVER
+            if late and not stood_still:
+                text = f"worker {each.name} pid {each.pid} took {each.seconds:.1f} s"
+                yield Violation("shutdown", f"{text}, for {each.starved:.1f} s of them without a processor")
 
-    def _logs(self) -> Iterator[Violation]:
-        for member in self.environment.logs.glob("*.log"):
-            lines = member.read_text(errors="replace").splitlines()
+    def _tracebacks(self) -> Iterator[Violation]:
+        for file, lines in self._logs():
             for number, line in enumerate(lines):
                 if "Traceback" in line or " CRITICAL " in line:
                     text = " | ".join(lines[number : number + 12])
-                    yield Violation("log", f"{member.name} line {number + 1}: {text[:1500]}")
+                    yield Violation("traceback", f"{file.name} line {number + 1}: {text[:1500]}")
+
+    def _lengths(self) -> Iterator[Violation]:
+        for file, lines in self._logs():
             faults = sum(self.hand.done.values()) + len(self.fleet.exits) + 5
             limit = 4 * sum(task["attempt"] for task in self.tasks.values()) + ODD_LINES * faults
             if len(lines) > limit:
-                yield Violation("log", f"{member.name} has {len(lines)} lines, expected at most {limit}")
+                yield Violation("log", f"{file.name} has {len(lines)} lines, expected at most {limit}")
+
+    def _logs(self) -> Iterator[tuple[Path, list[str]]]:
+        for file in sorted(self.environment.logs.glob("*.log")):
+            yield file, file.read_text(errors="replace").splitlines()
 
     def counts(self) -> dict[str, Any]:
         """What happened, in numbers."""
@@ -265,12 +291,17 @@ class Judge:
         }
 
 
+def difference() -> float:
+    """The boot clock less the clock of the day; a thread may be held up between the two, so several times."""
+    return max(boot_clock() - time.time() for _ in range(20))
+
+
 def _merged(spans: list[list[float]]) -> list[list[float]]:
     """*spans* with those put together between which a worker had no time to end its agents."""
     merged: list[list[float]] = []
-    for start, end in spans:
+    for start, end in sorted(spans):
         if merged and start - merged[-1][1] < KILL_GRACE + 3.0:
-            merged[-1][1] = end
+            merged[-1][1] = max(end, merged[-1][1])
         else:
             merged.append([start, end])
     return merged
@@ -281,4 +312,17 @@ def as_json(violations: list[Violation]) -> list[dict[str, Any]]:
     return [asdict(violation) for violation in violations]
 
 
+_ENDED = (
+    "SELECT tasks.*, (SELECT coalesce(json_agg(r ORDER BY r.attempt), '[]') FROM"
+    " (SELECT runs.*, extract(epoch FROM recorded_at) AS recorded FROM runs WHERE task_id = tasks.id) AS r)"
+    " AS runs FROM tasks WHERE status IN ('done', 'failed', 'cancelled')"
+)
+"""All ended tasks, each with its runs as one list of JSON objects."""
+_PRUNED = (
+    "SELECT gone.what AS task, (SELECT coalesce(jsonb_agg(r.what || jsonb_build_object('recorded',"
+    " extract(epoch FROM (r.what ->> 'recorded_at')::timestamptz)) ORDER BY (r.what ->> 'attempt')::int), '[]')"
+    " FROM chaos.gone AS r WHERE r.kind = 'runs' AND r.what -> 'task_id' = gone.what -> 'id') AS runs"
+    " FROM chaos.gone WHERE kind = 'tasks'"
+)
+"""The same of what was pruned, as ``Environment`` has kept it."""
 _WORKERS = "SELECT *, extract(epoch FROM renewed_at)::float8 AS renewed FROM workers"
