@@ -49,11 +49,14 @@ class Weather(Observer):
 
     def __init__(self) -> None:
         self.is_away, self.is_back = threading.Event(), threading.Event()
+        self.told: list[str] = []
 
     def away(self, why: str) -> None:
+        self.told.append("away")
         self.is_away.set()
 
     def back(self) -> None:
+        self.told.append("back")
         self.is_back.set()
 
 
@@ -106,6 +109,24 @@ def test_an_idle_worker_comes_back_by_itself(
         proxy.thaw()
         wait_until(lambda: statuses(engine) == {"done": 1})
         wait_until(lambda: query(engine, "SELECT 1 FROM pg_stat_activity WHERE query = 'LISTEN orchestrator'"))
+
+
+def test_an_outage_is_told_once(engine: Engine, orc: Orchestrator, proxy: TcpProxy, wait_until: WaitUntil) -> None:
+    """However often its threads turn without a database, it is away once and back once; work that is held or not."""
+    weather, gate = Weather(), Gate()
+    add(engine)
+    with Working(Worker(orc, [FakeAgent(behave=gate)], 2, observers=[weather])):
+        gate.entered()
+        for number in (1, 2):
+            proxy.refuse()
+            assert weather.is_away.wait(30)
+            before = proxy.refused
+            wait_until(lambda before=before: proxy.refused >= before + 30)  # type: ignore[misc]
+            proxy.thaw()
+            assert weather.is_back.wait(30)
+            assert weather.told == ["away", "back"] * number
+            weather.is_away.clear()
+            weather.is_back.clear()
 
 
 def test_terminated_sessions_are_replaced(engine: Engine, orc: Orchestrator, wait_until: WaitUntil) -> None:

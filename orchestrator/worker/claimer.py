@@ -65,6 +65,8 @@ class Claimer:
         self._start = start
         self._dead = dead
         self._idle = idle
+        self._served = False
+        """Whether the database has answered in this turn; most turns do not ask it."""
         self._suspects_at = 0.0
         self._keyed = True
         self._keyed_at = 0.0
@@ -105,9 +107,10 @@ class Claimer:
                 wake.clear()
                 try:
                     pause = self._turn()
-                    self._observers.reached(None)
+                    if self._served:
+                        self._observers.reached("claimer", None)
                 except DatabaseUnavailable as error:
-                    self._observers.reached(str(error))
+                    self._observers.reached("claimer", str(error))
                     self._found = True
                     pause = self._jitter()
                 except Exception as error:  # noqa: BLE001 - the worker goes on, whatever it was
@@ -116,11 +119,13 @@ class Claimer:
                 if pause > 0 and not self._closing.is_set():
                     wake.wait(pause)
         finally:
+            self._observers.leave("claimer")
             self.done.set()
 
     def _turn(self) -> float:
         """Claim once if there is room; return how long to wait."""
         desk = self._desk
+        self._served = False
         if self.paused or desk.worker is None or not self._may_claim():
             return min(self._jitter(), 0.25)
         if self._hinted:
@@ -220,6 +225,7 @@ class Claimer:
         )
         if claimed.keys is not None and not part:
             self._keyed, self._keyed_at = claimed.keys, time.monotonic() + self._jitter()
+        self._served = True
         claims = claimed.claims
         if not part:
             self._took = bool(claims)

@@ -383,6 +383,7 @@ class Observers:
     def __init__(self, observers: Iterable[Observer]) -> None:
         self._observers = tuple(observers)
         self._lock = threading.Lock()
+        self._unserved: set[str] = set()
         self._away = False
 
     def __bool__(self) -> bool:
@@ -396,17 +397,29 @@ class Observers:
             except Exception:
                 log.exception("an observer's %s failed", what)
 
-    def reached(self, why: str | None) -> None:
-        """Tell ``away`` (with *why*) or ``back`` (None) when that is news."""
-        if self._away is (why is not None):
+    def reached(self, who: str, why: str | None) -> None:
+        """The thread *who* was served by the database (None), or was not (*why*).
+
+        Tells ``away`` when the first one is not served, and ``back`` when all are again: once an outage.
+        """
+        if why is None and not self._away:
             return
         with self._lock:
-            news = self._away is not (why is not None)
-            self._away = why is not None
+            if why is None:
+                self._unserved.discard(who)
+            else:
+                self._unserved.add(who)
+            news = self._away is not bool(self._unserved)
+            self._away = bool(self._unserved)
         if news and why is not None:
             self.tell("away", why)
         elif news:
             self.tell("back")
+
+    def leave(self, who: str) -> None:
+        """The thread *who* asks the database nothing more: nobody waits for it to be served."""
+        with self._lock:
+            self._unserved.discard(who)
 
 
 __all__ = ["Attempt", "Board", "Complaints", "Key", "Observer", "Observers", "Watched", "as_events", "last_line"]

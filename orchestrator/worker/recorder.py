@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from orchestrator.database.transient import transient
 from orchestrator.domain.outcome import Outcome
@@ -32,6 +32,7 @@ from orchestrator.worker.spool import Spool
 from orchestrator.worker.watchdog import Sweeper, once
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 BATCH_BYTES = 8 << 20
 EVENTS_EVERY = 1.0
@@ -76,6 +77,8 @@ class Recorder:
         self.sweep_now = True
         self.cancel_now = False
         self.spooled = 0
+        self._served = False
+        """Whether the database has answered to one of these chores; often there is nothing to ask."""
         self._keeping = threading.Lock()
         self._kept: set[Key] = set()
         self._in_flight: dict[Key, list[Piece]] = {}
@@ -139,10 +142,12 @@ class Recorder:
             self._now = time.monotonic()
             if not (closing or self.patience.is_set()):
                 try:
+                    self._served = False
                     self._chores()
-                    self._observers.reached(None)
+                    if self._served:
+                        self._observers.reached("recorder", None)
                 except DatabaseUnavailable as error:
-                    self._observers.reached(str(error))
+                    self._observers.reached("recorder", str(error))
                     log.debug("not now: %s", error)
                 except Exception as error:  # noqa: BLE001 - the worker goes on, whatever it was
                     self._complaints.say("housekeeping failed", error)
@@ -228,6 +233,7 @@ class Recorder:
 
     def _settled(self, batch: list[Attempt], recorded: list[Recorded]) -> None:
         desk = self._desk
+        self._observers.reached("recorder", None)
         self._metrics.ended([(attempt.claim.agent, attempt.outcome) for attempt in batch if attempt.outcome])
         retry: float | None = None
         for attempt, done in zip(batch, recorded, strict=True):
@@ -322,6 +328,7 @@ class Recorder:
                 self._desk.board.give_back(attempt, self._in_flight.pop(attempt.key, []))
             raise
         self._in_flight = {}
+        self._served = True
 
     def _flush_live(self, attempts: list[Attempt]) -> None:
         board = self._desk.board
@@ -332,7 +339,7 @@ class Recorder:
         try:
             for start in range(0, len(rows), BATCH_ROWS):
                 part = rows[start : start + BATCH_ROWS]
-                done |= once(lambda part=part: self._orchestrator.events.set_live(part))  # type: ignore[misc]
+                done |= self._once(lambda part=part: self._orchestrator.events.set_live(part))  # type: ignore[misc]
         finally:
             with board.lock:
                 for attempt in attempts:
@@ -375,13 +382,20 @@ class Recorder:
             self._sweep()
         elif self._due_at is not None and now >= self._due_at and self._sweeper is not None:
             self._due(self._sweeper.promote())
+            self._served = True
             self._work()
+
+    def _once(self, operation: Callable[[], T]) -> T:
+        value = once(operation)
+        self._served = True
+        return value
 
     def _sweep(self) -> None:
         if self._sweeper is None:
             return
         due_before = self._due_at
         swept = self._sweeper.sweep()
+        self._served = True
         self._due(swept.next_due)
         if (
             swept.taken_back
@@ -398,7 +412,7 @@ class Recorder:
         worker = self._desk.worker
         if worker is None:
             return
-        asked = once(lambda: self._orchestrator.cancel_requests(worker))
+        asked = self._once(lambda: self._orchestrator.cancel_requests(worker))
         if asked:
             self._cancel(asked)
 
@@ -410,7 +424,7 @@ class Recorder:
         try:
             if worker is None:
                 raise DatabaseUnavailable("this worker is not registered")
-            once(lambda: self._orchestrator.minutes.add(worker, counts))
+            self._once(lambda: self._orchestrator.minutes.add(worker, counts))
         except BaseException:
             self._metrics.give_back(counts)
             raise
@@ -425,7 +439,7 @@ class Recorder:
         if worker is None:
             return
         before = {attempt.key for attempt in desk.attempts() if attempt.claim.claimed_by == worker}
-        owned = once(lambda: self._orchestrator.owned(worker))
+        owned = self._once(lambda: self._orchestrator.owned(worker))
         claims = desk.claims_begun
         foreign = [key for key in before - owned if key in desk.held and not desk.held[key].ended]
         if foreign:
@@ -437,7 +451,7 @@ class Recorder:
         self._unknown, self._claims_then = unknown, claims
         if twice:
             log.warning("tasks %s are this worker's, but it never heard of its claim: handed back", twice)
-            once(lambda: self._orchestrator.hand_back(worker, twice, "the answer to its claim was lost"))
+            self._once(lambda: self._orchestrator.hand_back(worker, twice, "the answer to its claim was lost"))
             self._work()
 
     def _last_words(self) -> None:
