@@ -35,6 +35,8 @@ HAS_PROC = os.path.exists("/proc/self/stat")  # noqa: PTH110 - pathlib would dou
 _MARK_BYTES = MARK_NAME.encode() + b"="
 _TICKS = os.sysconf("SC_CLK_TCK") if HAS_PROC else 100
 _ENVIRON_MAX = 4 << 20
+PATIENCE = 5.0
+"""Seconds after SIGKILL in which the kernel lets go of a process, as a rule."""
 
 
 class Process(NamedTuple):
@@ -60,11 +62,12 @@ class Process(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """What the ladder did: processes ended, whether it took SIGKILL, and who would not go."""
+    """What the ladder did: processes ended, whether it took SIGKILL, who would not go, and seconds until they went."""
 
     ended: tuple[Process, ...] = ()
     forced: bool = False
     survivors: tuple[Process, ...] = ()
+    waited: float = 0.0
 
 
 def worker_mark(worker: object) -> str:
@@ -278,13 +281,13 @@ def send_group(pgid: int, number: int) -> bool:
 def ladder(
     find: Callable[[Collection[tuple[int, int]]], list[Process]],
     grace: float,
-    patience: float = 5.0,
+    patience: float | None = None,
     begun: Iterable[Process] = (),
 ) -> Generator[float, None, Ended]:
     """End a tree: SIGTERM to all of it, after *grace* seconds SIGKILL to all that is left, until nothing is.
 
     Yields the seconds to wait before it is resumed, so that a thread and an event loop can both drive it; it returns
-    when a look finds no living member, or when some are still there *patience* seconds after the first SIGKILL (then
+    when a look finds no living member, or when some are still there *patience* (PATIENCE) after the first SIGKILL (then
     they are ``survivors``: uninterruptible in the kernel, or another user's). *find* gets the members seen so far.
     Members that appear in between are signalled like the rest.
     """
@@ -311,7 +314,7 @@ def ladder(
         left = living()
         touched.update((process.key, process) for process in left)
     forced = bool(left)
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + (PATIENCE if patience is None else patience)
     pause = 0.005
     while left and time.monotonic() < deadline:
         for process in left:

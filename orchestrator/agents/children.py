@@ -235,11 +235,11 @@ class Child:
             os.close(fd)
         self._fds.clear()
 
-    async def end(self, grace: float) -> census.Ended:
-        """End the child with everything that it started, and forget it."""
+    async def end(self, grace: float, stuck: Callable[[str | None], None] | None = None) -> census.Ended:
+        """End the child with everything that it started, and forget it; see ``Tree.end_at_last`` for *stuck*."""
         self.gone = True
         try:
-            ended = await self.tree.end(grace)
+            ended = await (self.tree.end(grace) if stuck is None else self.tree.end_at_last(grace, stuck))
         finally:
             self.finish()
             self.close()
@@ -331,9 +331,11 @@ class Pool:
         if self._idle_timer is None:
             self._idle_timer = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._shrink)
 
-    async def discard(self, found: Child, grace: float) -> census.Ended:
-        """End a child with everything that it started."""
-        ended = await found.end(grace)
+    async def discard(
+        self, found: Child, grace: float, stuck: Callable[[str | None], None] | None = None
+    ) -> census.Ended:
+        """End a child with everything that it started; see ``Child.end``."""
+        ended = await found.end(grace, stuck)
         self._grow()
         return ended
 

@@ -325,7 +325,11 @@ class CommandAttempt(Telling):
                     self.notes.append(
                         f"the agent still ran {given.result_grace:g} s after its {what} and was ended; the {what} counts"
                     )
-                self._tell(await tree.end(given.kill_grace), whole=True)
+                if self._stop.reason is not None:
+                    ended = await tree.end_at_last(given.kill_grace, self._stop.stuck)
+                else:
+                    ended = await tree.end(given.kill_grace)
+                self._tell(ended, whole=True)
             await self._drain()
         finally:
             tree.exited.remove_done_callback(self._wake)
@@ -485,6 +489,8 @@ class CommandAttempt(Telling):
             self.notes.append(f"{what} still running after the agent had ended, and ended{how}")
         elif whole and ended.forced:
             self.notes.append(f"the agent did not end within {self._definition.kill_grace:g} s and was killed")
+        if ended.waited:
+            self.notes.append(f"something survived SIGKILL for {ended.waited:.0f} s")
         if ended.survivors:
             self._start.survived = True
             pids = ", ".join(str(process.pid) for process in ended.survivors)

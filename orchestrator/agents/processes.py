@@ -461,6 +461,26 @@ class ProcessTree:
             self._keep.adopt({process.pid for process in self._known.values()} - {self.pid})
         return ended
 
+    async def end_at_last(self, grace: float, stuck: Callable[[str | None], None]) -> Ended:
+        """As ``end``, and again and again until nothing survives; *stuck* is told what does, and None when it is gone.
+
+        ``Ended.waited`` is in seconds from the first time that something had survived SIGKILL.
+        """
+        ended = await self.end(grace)
+        if not ended.survivors:
+            return ended
+        began = time.monotonic()
+        left = ended.survivors
+        try:
+            while left:
+                pids = ", ".join(str(process.pid) for process in left)
+                what = "1 process" if len(left) == 1 else f"{len(left)} processes"
+                stuck(f"TERM, KILL sent; {what} left ({pids})")
+                left = (await self.end(0.0)).survivors
+        finally:
+            stuck(None)
+        return ended._replace(survivors=(), waited=time.monotonic() - began)
+
     async def _climb(self, grace: float, pipes: Collection[int] = ()) -> Ended:
         if not census.HAS_PROC:
             return await self._end_group(grace)

@@ -66,6 +66,8 @@ class Stop:
     def __init__(self) -> None:
         self.reason: OutcomeClass | None = None
         self.message: str | None = None
+        self.left: str | None = None
+        """What is still there although it was killed, in words."""
         self._asked = asyncio.Event()
         self._callbacks: list[Callable[[], None]] = []
 
@@ -85,6 +87,10 @@ class Stop:
             callback()
         else:
             self._callbacks.append(callback)
+
+    def stuck(self, left: str | None) -> None:
+        """Say what is *left* after SIGKILL; None when it is gone. People are told, and the slot stays taken."""
+        self.left = left
 
     async def wait(self) -> OutcomeClass:
         """Return the reason as soon as there is one."""
@@ -113,8 +119,9 @@ class Agent(Protocol):
         """Do the work of *claim* and say what came of it.
 
         Called on the worker's event loop, outside any transaction. When it returns, nothing that it started runs any
-        more: it has ended its whole process tree, and says so in ``notes`` if that took force or failed. It watches
-        *stop*; once asked, it returns an outcome with ``status = stop.reason`` unless the work had already ended.
+        more: it has ended its whole process tree, and says so in ``notes`` if that took force. Processes that it was asked
+        to stop and that survive SIGKILL it waits for, however long, and names by ``stop.stuck``. It watches *stop*; once
+        asked, it returns an outcome with ``status = stop.reason`` unless the work had already ended.
         ``Outcome.elapsed`` is set by the caller. Exceptions become ``transient`` outcomes.
         """
 

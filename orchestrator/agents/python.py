@@ -395,7 +395,7 @@ class PythonAgent:
         if frame is not None and frame["t"] == "end" and not frame.get("rest") and frame["status"] != "stopped":
             pool.release(found)
             return self._outcome(frame, words, live)
-        ended = await pool.discard(found, self._kill_grace)
+        ended = await pool.discard(found, self._kill_grace, None if stop.reason is None else stop.stuck)
         notes = _about(ended, leftovers=frame is not None and frame["t"] == "end" and bool(frame.get("rest")))
         if frame is not None and frame["t"] == "end" and frame["status"] != "stopped":
             outcome = self._outcome(frame, words, live)
@@ -550,6 +550,8 @@ def _about(ended: Any, *, leftovers: bool) -> tuple[str, ...]:
         notes.append("processes that the function had left running were ended with its child process")
     if ended.forced:
         notes.append("its process tree did not end by SIGTERM and was killed")
+    if ended.waited:
+        notes.append(f"something survived SIGKILL for {ended.waited:.0f} s")
     if ended.survivors:
         pids = ", ".join(str(process.pid) for process in ended.survivors)
         notes.append(f"could not be ended: process {pids}")

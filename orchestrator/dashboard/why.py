@@ -375,6 +375,10 @@ def _running(facts: TaskFacts) -> Judged:
 
 def _stopping(facts: TaskFacts) -> Iterator[Reason]:
     asked = moment(facts.task["cancel_requested_at"])
+    if facts.will_not_stop is not None:
+        host = f" on {facts.owner.name}" if facts.owner is not None else ""
+        text = f"will not stop{host}: {facts.will_not_stop}; its slot stays taken, the worker claims no more"
+        yield Reason("will_not_stop", text, 1, "tasks", f"orchestrator show {facts.task['id']}", "to see its worker")
     if asked is None:
         return
     seconds = (facts.now - asked).total_seconds()

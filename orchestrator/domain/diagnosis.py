@@ -100,7 +100,7 @@ class TaskFacts:
     - ``keys``: its concurrency key and its directory, as far as running tasks have them
     - ``top_priority``: the priority of the ready task that is claimed next
     - ``last_run``: the run object of its newest ended attempt
-    - ``last_output``, ``percent``: what the running attempt said last
+    - ``last_output``, ``percent``: what the running attempt said last; ``will_not_stop``: what of it survives SIGKILL
     - ``question``: what a waiting task wants to hear from a person
     """
 
@@ -129,6 +129,7 @@ class TaskFacts:
     last_output: str | None = None
     last_output_at: datetime | None = None
     percent: float | None = None
+    will_not_stop: str | None = None
     needed_by: Count = Count()
     question: Question | None = None
 

@@ -37,6 +37,15 @@ class OutcomeClass(StrEnum):
     LOST = "lost"
 
 
+WILL_NOT_STOP = "will not stop: "
+"""How the progress message of a running task begins whose processes survive SIGKILL; only its worker says so."""
+
+
+def will_not_stop(message: str | None) -> str | None:
+    """What of a running task survives SIGKILL, by its progress message; None as a rule."""
+    return message.removeprefix(WILL_NOT_STOP) if message is not None and message.startswith(WILL_NOT_STOP) else None
+
+
 class OnLimit(StrEnum):
     """What happens when a budget of tokens, USD or turns is used up."""
 

@@ -27,7 +27,7 @@ from orchestrator.domain.entities import (
 )
 from orchestrator.domain.shapes import run_json
 from orchestrator.domain.snapshot import Count
-from orchestrator.domain.words import TaskStatus
+from orchestrator.domain.words import TaskStatus, will_not_stop
 from orchestrator.errors import NotFound
 from orchestrator.repositories import overview
 from orchestrator.repositories.bounded import bounded
@@ -83,6 +83,7 @@ class DiagnosisRepository:
                 last_run=_last_run(session, task_id),
                 question=questions_of(session, Task.id == task_id).get(task_id),
                 last_output=task.last_output or task.progress_message,
+                will_not_stop=will_not_stop(task.progress_message),
                 last_output_at=task.last_output_at,
                 percent=task.progress_percent,
                 needed_by=_needed_by(session, task_id),

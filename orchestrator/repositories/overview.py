@@ -22,7 +22,7 @@ from orchestrator.domain.entities import AgentState, Breaker, Minute, Run, Task,
 from orchestrator.domain.outcome import Budget
 from orchestrator.domain.shapes import activity_of
 from orchestrator.domain.snapshot import AgentRow, Alert, Count, LockHold, RunningTask, Spend, Unserved
-from orchestrator.domain.words import OnLimit, OutcomeClass, TaskStatus
+from orchestrator.domain.words import OnLimit, OutcomeClass, TaskStatus, will_not_stop
 from orchestrator.repositories.audit import last_entries
 from orchestrator.repositories.claims import ROUTE_SEPARATOR
 from orchestrator.repositories.keys import base_route
@@ -181,6 +181,7 @@ def _running(row: Any, earlier: Spend | None, cancelled_by: str | None) -> Runni
         spend=with_live(earlier, row.live_usage),
         percent=row.progress_percent,
         last_output=row.last_output or row.progress_message,
+        will_not_stop=will_not_stop(row.progress_message),
         last_output_at=row.last_output_at,
         cancel_requested_at=row.cancel_requested_at,
         stopping=stopping,

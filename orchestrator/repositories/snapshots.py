@@ -18,7 +18,7 @@ from orchestrator.database.schema import VERSION_TABLE
 from orchestrator.domain.alerts import DEFAULTS, Thresholds
 from orchestrator.domain.entities import AgentState, Dependency, Run, Task
 from orchestrator.domain.snapshot import Failure, PlanTask, Question, ServerInfo, Snapshot, TaskError
-from orchestrator.domain.words import TaskStatus
+from orchestrator.domain.words import TaskStatus, will_not_stop
 from orchestrator.repositories import overview
 from orchestrator.repositories.bounded import bounded
 from orchestrator.repositories.questions import questions_of, read_questions
@@ -204,6 +204,7 @@ def _plan_task(
         elapsed=None if elapsed is None else float(elapsed),
         percent=row.progress_percent,
         last_output=row.last_output or row.progress_message,
+        will_not_stop=will_not_stop(row.progress_message) if running else None,
         last_output_at=row.last_output_at,
         cancel_requested_at=row.cancel_requested_at,
         error=None if row.error_class is None else TaskError(row.error_class, row.error_cause, row.error_message),

@@ -504,9 +504,14 @@ class Worker:
             self._look_for_stubborn(loop.time())
 
     def _look_for_stubborn(self, now: float) -> None:
-        """A worker with an agent that will not stop takes no new tasks: its slot is gone, and who knows what else."""
+        """A worker with an agent that will not stop takes no new tasks: its slot is gone, and who knows what else.
+
+        What survives SIGKILL is shown on the task's row, for the alert and for ``why``.
+        """
         asked = {attempt.key: attempt for attempt in self._desk.attempts() if attempt.stop.reason is not None}
         self._asked_since = {key: self._asked_since.get(key, now) for key in asked}
+        for attempt in asked.values():
+            attempt.show_left()
         for key, since in self._asked_since.items():
             if now - since > self._stubborn_after and self._draining is None:
                 agent = asked[key].claim.agent

@@ -17,7 +17,7 @@ from typing import Any
 from orchestrator.agents.protocol import LIMIT, Agent, Stop
 from orchestrator.domain.outcome import Claim, Outcome, Usage
 from orchestrator.domain.storable import storable_json, storable_text
-from orchestrator.domain.words import OutcomeClass
+from orchestrator.domain.words import WILL_NOT_STOP, OutcomeClass
 from orchestrator.errors import InvalidInput
 from orchestrator.liveness import boot_clock
 from orchestrator.repositories.events import LiveRow, NewEvent, Piece
@@ -241,7 +241,9 @@ class Attempt:
             if percent is not None:
                 self._percent = float(percent)
             if message is not None:
-                self._message = storable_text(str(message))[0][:LAST_OUTPUT]
+                said = storable_text(str(message))[0][:LAST_OUTPUT]
+                # Only the worker says what will not stop.
+                self._message = f"“{said}”" if said.startswith(WILL_NOT_STOP) else said
             self._board.live_changed(self)
 
     def usage(self, usage: Usage) -> None:
@@ -274,6 +276,18 @@ class Attempt:
                 self._board.live_changed(self, urgent=True)
 
     # -- for the worker -----------------------------------------------------------------------------------------------
+
+    def show_left(self) -> None:
+        """Show on the task's row what of it is still there after SIGKILL, if that is news."""
+        left = self.stop.left
+        text = None if left is None else f"{WILL_NOT_STOP}{left}"[:LAST_OUTPUT]
+        if text is None or text == self._message:
+            return
+        log.error("task %s attempt %s: %s; its slot stays taken", *self.key, text)
+        with self._board.lock:
+            if not self.ended:
+                self._message = text
+                self._board.live_changed(self)
 
     def end(self, outcome: Outcome) -> Outcome:
         """Close the attempt; return its outcome, completed by what was heard meanwhile. Later writes are ignored."""
