@@ -343,8 +343,11 @@ def test_age_alone_never_ends_a_run(engine: Engine, orc: Orchestrator, wait_unti
     """A task that has run for three hours is nobody's to take back while its worker renews (S01)."""
     gate = Gate()
     add(engine)
-    with Working(Worker(orc, [FakeAgent(behave=gate)], lease=30)):
+    # Late is a renewal after two heartbeats: that must not happen here because the machine is slow.
+    with Working(Worker(orc, [FakeAgent(behave=gate)], heartbeat=15, lease=30)) as working:
         gate.entered()
+        assert working.worker.id is not None
+        assert orc.renew(working.worker.id).alive
         query(engine, "UPDATE tasks SET started_at = started_at - interval '3 hours'")
         query(engine, "UPDATE workers SET renewing_since = renewing_since - interval '3 hours'")
         assert orc.witness()
