@@ -109,6 +109,35 @@ def test_records_wait_for_a_server_that_cannot_write(
 
 
 @pytest.mark.slow
+def test_a_disk_that_is_full(test_folder: Path, wait_until: WaitUntil, caplog: pytest.LogCaptureFixture) -> None:
+    """The kernel has no room for another page of ``runs`` (ENOSPC): outcomes wait, and are recorded when there is some."""
+    with Cluster(test_folder / "full") as cluster, fresh_engine(cluster.url) as engine:
+        schema.upgrade(cluster.url)
+        ((path,),) = query(engine, "SELECT pg_relation_filepath('runs')")
+        file = cluster.server.data / path
+        cluster.stop()
+        file.rename(file.with_suffix(".aside"))
+        file.symlink_to("/dev/full")  # reads as empty, and takes no byte
+        cluster.start()
+        add(engine, 3)
+        with (
+            caplog.at_level(logging.WARNING),
+            orchestrator(cluster.url) as orc,
+            Working(Worker(orc, [FakeAgent()], 3), until_idle=True) as working,
+        ):
+            wait_until(lambda: said(caplog, "No space left on device"), 60)
+            assert statuses(engine) == {"running": 3}
+            cluster.stop()
+            file.unlink()
+            file.with_suffix(".aside").rename(file)
+            cluster.start()
+            working.join()
+        assert query(engine, "SELECT attempt, status FROM runs") == [(1, "done")] * 3
+        assert query(engine, "SELECT max(retry_count + lost_count) FROM tasks") == [(0,)]
+        assert "Traceback" not in caplog.text
+
+
+@pytest.mark.slow
 def test_a_batch_that_takes_too_long_is_halved(engine: Engine, role_url: str) -> None:
     """With a statement_timeout that a large group commit cannot keep, smaller ones are made (57014)."""
     slow = "BEGIN PERFORM pg_sleep(0.02); RETURN NEW; END"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import fcntl
 import logging
 import stat
@@ -81,6 +82,19 @@ def test_files_are_private_and_appear_whole(tmp_path: Path) -> None:
     assert stat.S_IMODE(spool.directory.stat().st_mode) == 0o700
     (spool.directory / "9-1-abc.new").write_bytes(b"half")
     assert len(collect(spool)) == 1
+
+
+def test_a_disk_that_takes_no_more_keeps_nothing_of_it(tmp_path: Path) -> None:
+    """The kernel refuses the write: an OSError, and no half of a file is left in its place."""
+    spool = Spool(URL, tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            spool.keep(ENDED)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(spool.directory.iterdir()) == []
 
 
 def test_what_the_database_does_not_take_stays(tmp_path: Path) -> None:

@@ -46,11 +46,15 @@ class Spool:
         path = self.directory / f"{claim.task_id}-{claim.attempt}-{uuid4().hex[:8]}.json"
         draft = path.with_suffix(".new")
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(_packed(ended, list(pieces)))
-            file.flush()
-            os.fsync(file.fileno())
-        draft.rename(path)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(_packed(ended, list(pieces)))
+                file.flush()
+                os.fsync(file.fileno())
+            draft.rename(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)  # half a file on a full disk helps nobody
+            raise
         _sync(self.directory)
         return path
 
