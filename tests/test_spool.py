@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import resource
 import fcntl
 import logging
+import resource
 import stat
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -91,7 +91,7 @@ def test_a_disk_that_takes_no_more_keeps_nothing_of_it(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
     try:
         with pytest.raises(OSError, match="too large"):
-            spool.keep(ENDED)
+            spool.keep(ended())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(spool.directory.iterdir()) == []

@@ -105,9 +105,11 @@ def _checks(own: state.State) -> Iterator[Check]:
 
 
 def _failed(check: str, error: OrchestratorError) -> Check:
+    from orchestrator.database.transient import SEE_DOCTOR
     from orchestrator.domain.diagnosis import Check
 
-    return Check(check, "error", error.message, error.hint)
+    hint = None if error.hint is None else error.hint.removesuffix(SEE_DOCTOR)
+    return Check(check, "error", error.message, hint)
 
 
 def _agents(own: state.State) -> Check:

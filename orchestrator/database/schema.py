@@ -24,6 +24,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from orchestrator.database.engine import make_engine
+from orchestrator.database.transient import UNREACHABLE_HINT
 from orchestrator.domain.entities import Base
 from orchestrator.errors import DatabaseUnavailable, InvalidInput, SchemaOutOfDate
 
@@ -201,7 +202,7 @@ def _explained(error: DBAPIError) -> Exception:
     if isinstance(cause, psycopg.OperationalError):
         return DatabaseUnavailable(
             f"the database cannot be reached: {str(cause).strip() or type(cause).__name__}",
-            hint="check the database URL and that the server runs",
+            hint=UNREACHABLE_HINT,
         )
     return error
 

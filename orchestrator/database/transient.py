@@ -66,8 +66,10 @@ _SQLSTATES: dict[str, Fault] = {
 }
 _CLASSES: dict[str, Fault] = {"08": "connection", "53": "full"}
 
+SEE_DOCTOR = "; orchestrator doctor says more"
+UNREACHABLE_HINT = f"check the database URL and that the server runs{SEE_DOCTOR}"
 _HINTS: dict[Fault, str] = {
-    "connection": "check the database URL and that the server runs; orchestrator doctor says more",
+    "connection": UNREACHABLE_HINT,
     "conflict": "other sessions hold locks on the same rows: see pg_locks, then try again",
     "read_only": "the server is a standby: add target_session_attrs=read-write and all hosts to the URL",
     "full": "the server has no connections, memory or disk left; free some, then try again",
