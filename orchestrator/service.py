@@ -596,6 +596,10 @@ class Orchestrator:
         """Live workers of the same host, boot and PID namespace."""
         return transient(lambda: self._workers.neighbours(who), give_up_after=0)
 
+    def fallen(self, who: Identity) -> list[Neighbour]:
+        """Workers of the same host, boot and PID namespace that were declared dead lately."""
+        return transient(lambda: self._workers.fallen(who), give_up_after=0)
+
     def take_back(self, limit: int = 100) -> list[tuple[int, int, str]]:
         """Take tasks of dead workers back, in id order; call again until it returns nothing."""
         return transient(lambda: self._tasks.take_back(limit, self.settings.give_up_after), give_up_after=0)

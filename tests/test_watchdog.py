@@ -191,6 +191,35 @@ def test_its_agents_are_ended_before_its_tasks_are_given_away(
         orphan.wait()
 
 
+def test_agents_of_one_that_died_after_its_death_was_declared_are_ended(
+    engine: Engine,
+    orc: Orchestrator,
+    neighbour: tuple[UUID, subprocess.Popen[bytes]],
+    wait_until: WaitUntil,
+) -> None:
+    """Stopped for longer than its lease, declared dead as silent, then killed with its guardian: its agents are ended."""
+    worker, process = neighbour
+    (task_id,) = add(engine)
+    TaskRepository(engine).claim(worker, [Known("a")], 1)
+    mark = census.new_mark(worker, task_id, 1)
+    orphan = subprocess.Popen(["sleep", "1000"], env={**os.environ, census.MARK_NAME: mark}, start_new_session=True)
+    try:
+        query(engine, "UPDATE workers SET dead_at = now(), dead_why = 'silent' WHERE id = :id", id=worker)
+        sweeper = Sweeper(orc, liveness.identity())
+        assert len(sweeper.sweep().taken_back) == 1
+        assert orphan.poll() is None  # its worker lives: it ends them itself
+        process.kill()
+        process.wait()
+        sweeper.sweep()
+        assert orphan.wait(30) != 0
+        sweeper.finish()
+        sweeper.sweep()
+        assert sweeper._clear == {worker}
+    finally:
+        orphan.kill()
+        orphan.wait()
+
+
 def test_a_worker_of_another_boot_is_no_neighbour(engine: Engine, orc: Orchestrator) -> None:
     """The same host name and a pid that is gone here: in another boot, that means nothing."""
     mine = liveness.identity()

@@ -35,7 +35,7 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A live worker row of the same host, boot and PID namespace: its process can be looked at directly."""
+    """A worker row of the same host, boot and PID namespace: its process can be looked at directly."""
 
     id: UUID
     name: str
@@ -197,17 +197,28 @@ class WorkerRepository:
 
     def neighbours(self, identity: Identity) -> list[Neighbour]:
         """Live worker rows of the same host, boot and PID namespace as *identity*, itself left out. Uses workers_live."""
+        return self._beside(identity, WorkerRow.dead_at.is_(None), WorkerRow.stopped_at.is_(None))
+
+    def fallen(self, identity: Identity) -> list[Neighbour]:
+        """The same of workers that were declared dead in the last hour; the newest hundred."""
+        return self._beside(
+            identity, WorkerRow.dead_at > func.clock_timestamp() - literal(timedelta(hours=1)), most=100
+        )
+
+    def _beside(self, identity: Identity, *conditions: ColumnElement[bool], most: int | None = None) -> list[Neighbour]:
         if identity.boot_id is None:
             return []
         with self._sessions() as session:
             rows = session.execute(
-                select(WorkerRow.id, WorkerRow.name, WorkerRow.pid, WorkerRow.process_started, WorkerRow.token).where(
-                    WorkerRow.dead_at.is_(None),
-                    WorkerRow.stopped_at.is_(None),
+                select(WorkerRow.id, WorkerRow.name, WorkerRow.pid, WorkerRow.process_started, WorkerRow.token)
+                .where(
+                    *conditions,
                     WorkerRow.host == identity.host,
                     WorkerRow.boot_id == identity.boot_id,
                     WorkerRow.pid_namespace.is_not_distinct_from(identity.pid_namespace),
                 )
+                .order_by(WorkerRow.dead_at.desc())
+                .limit(most)
             ).all()
         return [
             Neighbour(*row)

@@ -90,6 +90,8 @@ class Sweeper:
         self._again = again
         self._spool = Spool(str(orchestrator.url))
         self._ending: dict[UUID, threading.Thread] = {}
+        self._clear: set[UUID] = set()
+        """Dead workers of this host of which nothing runs any more."""
 
     def sweep(self) -> Swept:
         """Make due what is due, bury the dead, take their tasks back. Raises DatabaseUnavailable at the first fault.
@@ -103,6 +105,7 @@ class Sweeper:
         swept.expired = once(self._orchestrator.expire_questions)
         swept.buried += self._gone_neighbours()
         swept.buried += once(self._orchestrator.judge)
+        self._end_fallen()
         for worker in swept.buried:
             log.warning("worker %s is dead; its tasks are taken back", worker)
         while taken := once(lambda: self._orchestrator.take_back(BATCH)):
@@ -145,6 +148,20 @@ class Sweeper:
                 continue
             buried += once(lambda: self._orchestrator.mark_gone([neighbour.id], why))  # noqa: B023 - called at once
         return buried
+
+    def _end_fallen(self) -> None:
+        """End the agents of workers of this host that were declared dead as silent ones, and whose process is gone since.
+
+        One that is stopped or cut off has its agents still; when it is killed in that state, its guardian with it, nobody
+        else looks for them: they are no neighbour's any more.
+        """
+        fallen = once(lambda: self._orchestrator.fallen(self._who))
+        self._clear.intersection_update(each.id for each in fallen)
+        for each in fallen:
+            if each.id in self._clear or gone(each.pid, each.process_started) is None:
+                continue
+            if self._without_agents(each):
+                self._clear.add(each.id)
 
     def _without_agents(self, neighbour: Neighbour) -> bool:
         """Whether no agent of the dead *neighbour* runs; if some do, a thread ends them and ``again`` is called."""
