@@ -135,3 +135,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if not names:
         return "; there are none"
     return "; known: " + ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+
+
+def unknown_agent(name: str, known: Iterable[str]) -> UnknownAgent:
+    """The error for an agent name that nothing here defines, with the nearest one that something does."""
+    names = sorted(known)
+    near = get_close_matches(name, names, 1)
+    hint = (
+        f"did you mean {near[0]!r}?"
+        if near
+        else (f"known here: {', '.join(names)}" if names else "no agent is configured; define it in orchestrator.toml")
+    )
+    return UnknownAgent(f"no agent is called {name!r}", hint=hint, agent=name)

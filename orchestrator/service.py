@@ -16,6 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,13 +43,14 @@ from orchestrator.domain.prices import Prices
 from orchestrator.domain.retention import Retention
 from orchestrator.domain.words import ENDED, OutcomeClass, TaskStatus
 from orchestrator.errors import (
+    ClaimLost,
     DatabaseUnavailable,
     InvalidInput,
     NotFound,
     OrchestratorError,
     SchemaOutOfDate,
-    UnknownAgent,
     WaitTimeout,
+    unknown_agent,
 )
 from orchestrator.hooks import read_hooks
 from orchestrator.liveness import boot_clock, identity
@@ -59,6 +61,7 @@ from orchestrator.repositories.agents import AgentRepository
 from orchestrator.repositories.alerting import AlertRepository
 from orchestrator.repositories.audit import AuditRepository
 from orchestrator.repositories.breakers import BreakerRepository
+from orchestrator.repositories.checkpoints import CheckpointRepository, NewCheckpoint, Stored
 from orchestrator.repositories.claims import Claimed, Known
 from orchestrator.repositories.diagnosis import DiagnosisRepository
 from orchestrator.repositories.events import EventRepository
@@ -120,6 +123,7 @@ class Orchestrator:
         self.minutes = MinuteRepository(self._engine)
         self.operations = OperationsRepository(self._engine)
         self.questions = QuestionRepository(self._engine)
+        self.checkpoints = CheckpointRepository(self._engine)
         self.agent_states = AgentRepository(self._engine)
         self.breakers = BreakerRepository(self._engine)
         self.audit = AuditRepository(self._engine)
@@ -219,12 +223,23 @@ class Orchestrator:
         return replace(claimed, claims=claims)
 
     def _carry(self, claimed: Claimed, again: Sequence[int], patience: threading.Event | None) -> Claimed:
-        """*claimed* with what the attempts before left to those of *again*: what people answered."""
-        said = transient(lambda: self.questions.answers(again), give_up_after=CLAIM_PATIENCE, stop=patience)
+        """*claimed* with what the attempts before left to those of *again*: answers, checkpoints."""
+        said, left = transient(
+            lambda: (self.questions.answers(again), self.checkpoints.of_tasks(again)),
+            give_up_after=CLAIM_PATIENCE,
+            stop=patience,
+        )
         claims = [
-            replace(claim, answered=said[claim.task_id]) if claim.task_id in said else claim for claim in claimed.claims
+            replace(claim, answered=said.get(claim.task_id, ()), checkpoints=left.get(claim.task_id, {}))
+            if claim.task_id in said or claim.task_id in left
+            else claim
+            for claim in claimed.claims
         ]
         return replace(claimed, claims=claims)
+
+    def keep(self, new: Sequence[NewCheckpoint], *, patience: threading.Event | None = None) -> Stored:
+        """Write checkpoints, as ``CheckpointRepository.add``; waits out database faults until *patience* is set."""
+        return transient(lambda: self.checkpoints.add(new), give_up_after=None, stop=patience)
 
     async def execute(self, claim: Claim, agent: Agent, live: Live, stop: Stop) -> Outcome:
         """Unit 2: let *agent* work, with no transaction and no connection. Never raises but CancelledError.
@@ -248,10 +263,8 @@ class Orchestrator:
             live = spending = Spending(claim, live, stop, self._prices, model=model, loop=loop)
             if (over := spending.over_before_it_began()) is not None:
                 return over
-        for told in claim.answered:
-            if told.attempt == claim.attempt - 1:
-                by = f" (by {told.actor})" if told.actor else ""
-                live.write("answer", f"{told.question} {told.answer}{by}")
+        for line in claim.told:
+            live.write("answer", line)
         if claim.template:
             try:
                 claim = replace(claim, input=resolve(claim.input, claim.params), template=False)
@@ -320,7 +333,7 @@ class Orchestrator:
         stop = Stop()
         renewal.watch(asyncio.get_running_loop(), stop)
         try:
-            return await self.execute(claim, agent, _Quiet(), stop)
+            return await self.execute(claim, agent, _Quiet(self, claim), stop)
         finally:
             for each in agents:
                 await each.aclose()
@@ -522,12 +535,10 @@ class Orchestrator:
     def expire_questions(self) -> int:
         """Take the defaults of questions whose deadline has passed, or end their tasks; return how many there were."""
         total = 0
-        while True:
-            number, wake = transient(self.questions.expire, give_up_after=0)
-            self.notify(wake)
-            total += number
-            if number == 0:
-                return total
+        while (expired := transient(self.questions.expire, give_up_after=0))[0]:
+            self.notify(expired[1])
+            total += expired[0]
+        return total
 
     # -- workers and the watchdog ---------------------------------------------------------------------------------
 
@@ -654,22 +665,11 @@ class Orchestrator:
         return transient(lambda: self._tasks.idle(agents, plan_id), give_up_after=0)
 
 
-def unknown_agent(name: str, known: Iterable[str]) -> UnknownAgent:
-    """The error for an agent name that nothing here defines, with the nearest one that something does."""
-    import difflib
-
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, 1)
-    hint = (
-        f"did you mean {near[0]!r}?"
-        if near
-        else (f"known here: {', '.join(names)}" if names else "no agent is configured; define it in orchestrator.toml")
-    )
-    return UnknownAgent(f"no agent is called {name!r}", hint=hint, agent=name)
-
-
 class _Quiet:
     """A ``Live`` for ``run_next``: the run row keeps the result; a transcript needs a worker."""
+
+    def __init__(self, orchestrator: Orchestrator, claim: Claim) -> None:
+        self._orchestrator, self._claim = orchestrator, claim
 
     def write(self, kind: str, text: str, size: int | None = None) -> None: ...
 
@@ -682,6 +682,13 @@ class _Quiet:
     def workspace(self, told: dict[str, Any]) -> None: ...
 
     def activity(self, what: str | None) -> None: ...
+
+    def keep(self, name: str, text: str) -> Future[Any]:
+        claim, kept = self._claim, Future[Any]()
+        stored = self._orchestrator.keep([NewCheckpoint(claim.task_id, claim.attempt, claim.claimed_by, name, text)])
+        key = (claim.task_id, claim.attempt, name)
+        kept.set_result(stored[key]) if key in stored else kept.set_exception(ClaimLost("the task was taken back"))
+        return kept
 
 
 class _Renewal:
@@ -723,4 +730,4 @@ class _Renewal:
                 self._stop()
 
 
-__all__ = ["AgentLike", "Orchestrator", "unknown_agent"]
+__all__ = ["AgentLike", "Orchestrator"]

@@ -172,3 +172,24 @@ def signal_name(number: int) -> str:
 def asks(ctx: Context) -> dict[str, Any]:
     """Ask a person, blocking."""
     return {"answer": ctx.ask("Send it?", choices=["yes", "no"], deadline=60, default="no"), "pid": os.getpid()}
+
+
+@agent("steps")
+def steps(ctx: Context) -> dict[str, Any]:
+    """Take two steps, blocking."""
+    called = []
+
+    def pid() -> int:
+        called.append(1)
+        return os.getpid()
+
+    return {"pid": ctx.step("pid", pid), "twice": ctx.step("twice", lambda a: a * 2, 1), "called": len(called)}
+
+
+@agent("dies_behind_a_step")
+def dies_behind_a_step(ctx: Context) -> str:
+    """Take a step; in the first attempt, be killed right behind it."""
+    value = ctx.step("a", lambda: "first" if ctx.attempt == 1 else "second")
+    if ctx.attempt == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return str(value)

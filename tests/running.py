@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.written: list[tuple[str, str]] = []
+        self.kept: dict[str, Any] = {}
         self.sizes = 0
         self.progressed: list[tuple[float | None, str | None]] = []
         self.used: list[Usage] = []
@@ -45,6 +48,11 @@ class Heard:
 
     def session(self, session: str) -> None:
         self.sessions.append(session)
+
+    def keep(self, name: str, text: str) -> Future[Any]:
+        kept: Future[Any] = Future()
+        kept.set_result(self.kept.setdefault(name, json.loads(text)))
+        return kept
 
     def activity(self, what: str | None) -> None:
         self.activities.append(what)

@@ -39,6 +39,9 @@ FINE: dict[str, tuple[str, ...]] = {
     "pause": ("pause", "coder", "--for", "30m"),
     "resume": ("resume", "coder"),
     "limit": ("limit", "--key", "k", "--max-running", "3"),
+    "questions": ("questions",),
+    "approve": ("approve", "--agent", "coder", "--dry-run"),
+    "deny": ("deny", "--agent", "coder", "--dry-run"),
     "audit": ("audit", "--task", "1"),
     "workspaces": ("workspaces", "--clean", "--dry-run"),
     "doctor": ("doctor",),
@@ -62,6 +65,9 @@ NOT_FOUND = {
     "release": ("release", "999"),
     "priority": ("priority", "3", "999"),
     "drain": ("drain", "nobody"),
+    "approve": ("approve", "999"),
+    "deny": ("deny", "999"),
+    "answer": ("answer", "999", "yes"),
     "add": ("add", "coder", "--after", "999"),
 }
 
@@ -173,7 +179,7 @@ def test_json_when_the_database_is_down(cli: Cli, engine: Engine, monkeypatch: p
 
 def test_every_command_is_in_the_tables_above() -> None:
     """A new command cannot be forgotten: it has to stand in FINE, or be one that works until it is stopped."""
-    named = {name.split()[0] for name in FINE} | {"worker", "watchdog", "logs", "drain"}
+    named = {name.split()[0] for name in FINE} | {"worker", "watchdog", "logs", "drain", "answer"}
     assert {name for name, place in COMMANDS.items() if place.heading != LATER} == named
 
 

@@ -41,6 +41,8 @@ class Metered:
 
     def progress(self, percent: float | None, message: str | None) -> None: ...
 
+    def checkpoint(self, name: str, value: Any) -> str | None: ...
+
 
 def attempt(file: str, carry: dict[str, Any] | None = None) -> Metered:
     """Read a stream as one attempt."""

@@ -18,6 +18,7 @@ class Told:
         self.tools: list[tuple[str, str]] = []
         self.sessions: list[str] = []
         self.results: list[Any] = []
+        self.checkpoints: dict[str, Any] = {}
         self.faults: list[Fault] = []
         self.progressed: list[tuple[float | None, str | None]] = []
         self.meter = Meter()
@@ -36,6 +37,10 @@ class Told:
 
     def result(self, value: Any) -> None:
         self.results.append(value)
+
+    def checkpoint(self, name: str, value: Any) -> str | None:
+        self.checkpoints[name] = value
+        return None
 
     def error(self, fault: Fault) -> None:
         self.faults.append(fault)

@@ -421,6 +421,18 @@ def upgrade() -> None:
         postgresql_where=sa.text("unique_key IS NOT NULL AND status IN ('pending', 'running', 'blocked', 'waiting')"),
     )
     op.create_table(
+        "checkpoints",
+        sa.Column("task_id", sa.BigInteger(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("value", postgresql.JSON(astext_type=sa.Text()), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column(
+            "at", postgresql.TIMESTAMP(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
+        ),
+        sa.ForeignKeyConstraint(["task_id"], ["tasks.id"], name=op.f("checkpoints_task_id_fkey"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("task_id", "name", name=op.f("checkpoints_pkey")),
+    )
+    op.create_table(
         "key_holders",
         sa.Column("task_id", sa.BigInteger(), nullable=False),
         sa.Column("kind", sa.Text(), nullable=False),
@@ -560,6 +572,7 @@ def downgrade() -> None:
     op.drop_table("questions")
     op.drop_index(op.f("key_holders_kind_name"), table_name="key_holders")
     op.drop_table("key_holders")
+    op.drop_table("checkpoints")
     op.drop_index(
         "tasks_unique_key",
         table_name="tasks",

@@ -1,7 +1,8 @@
 """The inside of a warm child process: it loads one agent function and runs one task after the other.
 
     worker → child    hello, then one ``task`` at a time
-    child → worker    ``ready`` or ``failed``; per task ``progress``, ``usage``, ``session``, ``log``, at last ``end``
+    child → worker    ``ready`` or ``failed``; per task ``progress``, ``usage``, ``session``, ``log``, ``keep``, at last ``end``
+    worker → child    one ``kept`` for each ``keep``
 
 A frame is four bytes of length and a JSON object, over a socket pair; stdout and stderr are the function's own and are
 read by the worker. Nothing that comes out of a child is ever unpickled. The socket's end ends the child; the end of the
@@ -24,11 +25,14 @@ import sys
 import threading
 import types
 from base64 import b64decode
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, NoReturn
 
 from orchestrator.agents.functions import AgentFunction, Context, is_async, to_json
 from orchestrator.domain.asking import Ask
+from orchestrator.errors import OrchestratorError
 
 BOOT = (
     "import sys; sys.path.append(sys.argv[1]); from orchestrator.agents.child import main; "
@@ -53,10 +57,24 @@ class _Link:
         self._sock = sock
         self._held = bytearray()
         self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        self._waiting: deque[dict[str, Any]] = deque()
         self.open = True
 
     def receive(self) -> dict[str, Any] | None:
-        """The next frame; None at the end."""
+        """The next task; None at the end."""
+        with self._reading:
+            return self._waiting.popleft() if self._waiting else self._next()
+
+    def exchange(self, frame: dict[str, Any]) -> dict[str, Any] | None:
+        """Write a frame and return its ``kept``; a task that comes before it waits for ``receive``."""
+        with self._reading:
+            self.send(frame)
+            while (answer := self._next()) is not None and answer.get("t") != "kept":
+                self._waiting.append(answer)
+            return answer
+
+    def _next(self) -> dict[str, Any] | None:
         while True:
             if len(self._held) >= HEADER.size:
                 (size,) = HEADER.unpack_from(self._held)
@@ -101,6 +119,24 @@ class _TaskChannel:
 
     def log(self, text: str) -> None:
         self._send({"t": "log", "text": text})
+
+    def keep(self, name: str, text: str) -> Future[Any]:
+        """A thread waits for the worker's answer, so that whoever asked may be a coroutine."""
+        kept: Future[Any] = Future()
+
+        def ask() -> None:
+            try:
+                answer = self._link.exchange({"t": "keep", "name": name, "text": text}) if self.open else None
+            except OSError as error:
+                kept.set_exception(error)
+                return
+            if answer is None or "error" in answer:
+                kept.set_exception(OrchestratorError(answer["error"] if answer else "the worker has gone"))
+            else:
+                kept.set_result(answer["value"])
+
+        threading.Thread(target=ask, name="checkpoint", daemon=True).start()
+        return kept
 
 
 def _plain(value: Any) -> bool:

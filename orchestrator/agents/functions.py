@@ -12,12 +12,14 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import date, datetime, timedelta
 from pathlib import PurePath
 from typing import Any, ClassVar, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
 from orchestrator.domain.asking import Ask, read_ask
+from orchestrator.domain.checkpoints import checkpoint_text
 from orchestrator.domain.outcome import Budget, RetryPolicy
 from orchestrator.domain.words import OnLimit, OutcomeClass
 from orchestrator.errors import InvalidInput, OrchestratorError
@@ -46,6 +48,12 @@ class Permanent(AgentFault):
 
     code = "permanent"
     outcome_class = OutcomeClass.PERMANENT
+
+
+class StepResult(Permanent):
+    """The result of a ``ctx.step`` that cannot be kept: no JSON, or too large."""
+
+    code = "step_result"
 
 
 class Transient(AgentFault):
@@ -109,6 +117,8 @@ class Channel(Protocol):
 
     def log(self, text: str) -> None: ...
 
+    def keep(self, name: str, text: str) -> Future[Any]: ...
+
 
 class Asked(BaseException):
     """Ends an attempt that asks a person. No Exception: a function's own handlers are not to take it for a failure."""
@@ -129,6 +139,7 @@ class Context:
     __slots__ = (
         "_answers",
         "_channel",
+        "_checkpoints",
         "_open_question",
         "_session",
         "agent",
@@ -157,9 +168,11 @@ class Context:
         session: str | None = None,
         answers: Mapping[str, str] | None = None,
         traceparent: str | None = None,
+        checkpoints: Mapping[str, Any] | None = None,
     ) -> None:
         self._channel = channel
         self._answers = dict(answers or {})
+        self._checkpoints: dict[str, Any] = dict(checkpoints or {})
         self._open_question: Ask | None = None
         self.agent = agent
         self.task_id = task_id
@@ -218,8 +231,41 @@ class Context:
         self._channel.log(str(text))
 
     def step(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Not supported yet: raises."""
-        raise OrchestratorError(f"ctx.step is not supported yet (task {self.task_id})", task=self.task_id)
+        """Call *function* once for the whole task, and return its result; in a coroutine it is awaited.
+
+        The result is durable when this returns. A later attempt gets it without calling; of two that took the step at
+        once the first write counts for both. *function* may be async where it is awaited. Raises StepResult, which
+        fails the task for good, for a result that is no JSON or too large.
+        """
+        if not callable(function):
+            raise InvalidInput(f"step {name!r:.100}: expected a function, found {function!r:.100}", task=self.task_id)
+        if _in_coroutine():
+            return self._step_in_coroutine(name, function, args, kwargs)
+        if name in self._checkpoints:
+            return self._checkpoints[name]
+        return self._kept(name, self._keep(name, function(*args, **kwargs)).result())
+
+    async def _step_in_coroutine(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        import asyncio
+
+        if name in self._checkpoints:
+            return self._checkpoints[name]
+        value = function(*args, **kwargs)
+        if inspect.isawaitable(value):
+            value = await value
+        return self._kept(name, await asyncio.wrap_future(self._keep(name, value)))
+
+    def _keep(self, name: str, value: Any) -> Future[Any]:
+        try:
+            return self._channel.keep(name, checkpoint_text(name, to_json(value)))
+        except (InvalidInput, Permanent) as error:
+            raise StepResult(f"step {name!r:.100}: {error.message}", cause="step_result", hint=error.hint) from None
+
+    def _kept(self, name: str, value: Any) -> Any:
+        self._checkpoints[name] = value
+        return value
 
     def ask(
         self,

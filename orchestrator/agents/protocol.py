@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -55,6 +56,13 @@ class Live(Protocol):
 
     def activity(self, what: str | None) -> None:
         """Say what it is doing: the tool that it waits for, or ``LIMIT``; None is between tools, in a model call."""
+
+    def keep(self, name: str, text: str) -> Future[Any]:
+        """Keep the JSON *text* as the checkpoint *name* for later attempts.
+
+        The future has the value that is stored, once it is: that of the first write of the name, whoever made it. It has
+        ClaimLost when the attempt lost its task, InvalidInput when there is no more room, DatabaseUnavailable at the end.
+        """
 
 
 class Stop:

@@ -8,12 +8,14 @@ it does, it runs no more when ``execute`` returns. A plain function runs in a wa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import sys
 import threading
 import types
 from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -79,6 +81,9 @@ class _Words:
     def log(self, text: str) -> None:
         if self.open:
             self._live.write("message", text)
+
+    def keep(self, name: str, text: str) -> Future[Any]:
+        return self._live.keep(name, text)
 
     def used(self, *, ended: bool) -> Usage | None:
         """The attempt's usage at its end."""
@@ -369,6 +374,12 @@ class PythonAgent:
                 raise
             return Outcome(stop.reason, cause=str(stop.reason), message=stop.message)
 
+        loop = asyncio.get_running_loop()
+
+        def answer_from(kept: Future[Any]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(found.send, _kept(kept))
+
         def heard(frame: dict[str, Any]) -> None:
             kind = frame["t"]
             if kind == "progress":
@@ -379,6 +390,9 @@ class PythonAgent:
                 words.session(frame["id"])
             elif kind == "log":
                 words.log(frame["text"])
+            elif kind == "keep":
+                # Answered in any case, also when the task has ended meanwhile: a thread of the child waits for it.
+                words.keep(frame["name"], frame["text"]).add_done_callback(answer_from)
 
         end = found.run(_task_of(claim), live, heard)
 
@@ -517,7 +531,16 @@ def _task_of(claim: Claim) -> dict[str, Any]:
         "session": claim.session,
         "answers": claim.answers,
         "traceparent": claim.traceparent,
+        "checkpoints": claim.checkpoints,
     }
+
+
+def _kept(kept: Future[Any]) -> dict[str, Any]:
+    """The frame that tells a child what became of its checkpoint."""
+    if kept.cancelled():
+        return {"t": "kept", "error": "the attempt has ended"}
+    error = kept.exception()
+    return {"t": "kept", "value": kept.result()} if error is None else {"t": "kept", "error": str(error)}
 
 
 def _suspended(ask: Ask, returned: bool, usage: Usage | None, words: _Words) -> Outcome:

@@ -130,7 +130,10 @@ def read_contract_line(event: dict[str, Any], findings: Findings, signals: Signa
         signals.result(findings.result)
     elif kind == "checkpoint":
         if (name := text_of(event.get("name"))) and "value" in event:
-            findings.checkpoints.setdefault(name, event["value"])  # the first write wins
+            if name not in findings.checkpoints:  # the first write wins
+                findings.checkpoints[name] = event["value"]
+                if (fault := signals.checkpoint(name, event["value"])) is not None:
+                    findings.note(f"a checkpoint was not kept: {fault}")
         else:
             findings.note("a checkpoint without name (a text) and value was ignored")
     elif kind == "ask":

@@ -52,6 +52,9 @@ class Signals(Protocol):
     def progress(self, percent: float | None, message: str | None) -> None:
         """The agent said how far it is; None leaves that half as it was."""
 
+    def checkpoint(self, name: str, value: Any) -> str | None:
+        """The agent finished the step *name*; returns why its result cannot be kept, None if it can."""
+
 
 @dataclass(slots=True)
 class Findings:

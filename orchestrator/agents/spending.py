@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -97,6 +98,10 @@ class Spending:
     def workspace(self, told: dict[str, Any]) -> None:
         """Pass it on."""
         self._live.workspace(told)
+
+    def keep(self, name: str, text: str) -> Future[Any]:
+        """Pass it on."""
+        return self._live.keep(name, text)
 
     def activity(self, what: str | None) -> None:
         """Pass on what it does; with no tool open any more, a turn that had to be finished is over."""

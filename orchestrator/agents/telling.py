@@ -13,8 +13,10 @@ from orchestrator.agents.faults import Fault
 from orchestrator.agents.meter import Meter, Report
 from orchestrator.agents.protocol import LIMIT, Live
 from orchestrator.agents.redact import Secrets
+from orchestrator.domain.checkpoints import checkpoint_text
 from orchestrator.domain.template import as_text
 from orchestrator.domain.words import OutcomeClass
+from orchestrator.errors import InvalidInput
 
 
 class Output:
@@ -101,3 +103,14 @@ class Telling:
     def progress(self, percent: float | None, message: str | None) -> None:
         """The agent said how far it is."""
         self._live.progress(percent, message)
+
+    def checkpoint(self, name: str, value: Any) -> str | None:
+        """The agent finished a step: keep its result for later attempts. Returns why that cannot be, else None.
+
+        It is durable before the attempt's own end is recorded.
+        """
+        try:
+            self._live.keep(name, checkpoint_text(name, value))
+        except InvalidInput as error:
+            return error.message
+        return None

@@ -86,9 +86,9 @@ def show(context: typer.Context, task_id: IdArgument, as_json: JsonOption = Fals
     with own.open() as orchestrator:
         task = orchestrator.reading.task(wanted)
         ended = orchestrator.reading.runs(wanted)
-        asked = orchestrator.questions.of_task(wanted)
+        asked, left = orchestrator.questions.of_task(wanted), orchestrator.checkpoints.shown(wanted)
         if as_json:
-            printing.document({**task, "runs": ended, "questions": asked})
+            printing.document({**task, "runs": ended, "questions": asked, "checkpoints": left})
             return
         from orchestrator.cli.desk import last_output
 
@@ -105,7 +105,7 @@ def show(context: typer.Context, task_id: IdArgument, as_json: JsonOption = Fals
             None,
         )
     drawn = render_show(
-        {**task, "runs": ended, "questions": asked},
+        {**task, "runs": ended, "questions": asked, "checkpoints": left},
         now,
         _look(),
         needed_by=needed_by,

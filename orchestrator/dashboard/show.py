@@ -217,6 +217,17 @@ def render_show(
 
         lines.append(rule(_ruled(look), "questions"))
         lines += of_task(task["questions"], now, look)
+    if task.get("checkpoints"):
+        lines.append(rule(_ruled(look), "checkpoints"))
+        for each in task["checkpoints"][:LINES_OF_DATA]:
+            line = (
+                Line(look).add("  ").add(look.cut(str(each["name"]), 30), "bold").add(f"  attempt {each['attempt']}  ")
+            )
+            text = json.dumps(each["value"], ensure_ascii=False) if each["bytes"] <= 200 else short.size(each["bytes"])
+            lines.append(line.fill(text, look.width - line.width, "dim"))
+        more = len(task["checkpoints"]) - LINES_OF_DATA
+        if more > 0:
+            lines.append(Line(look).add(f"  {look.ellipsis} {more:,} more: --json", "dim"))
     if runs:
         lines.append(rule(_ruled(look), "attempts"))
         lines += render_runs(runs, now, look)

@@ -385,6 +385,18 @@ class QuestionRow(Base):
     )
 
 
+class Checkpoint(Base):
+    """The result of a step that an attempt has taken; the first write of a name stays."""
+
+    __tablename__ = "checkpoints"
+
+    task_id: Mapped[int] = mapped_column(BigInteger, ForeignKey("tasks.id", ondelete="CASCADE"), primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[Any] = mapped_column(JSON)
+    attempt: Mapped[int] = mapped_column(Integer)
+    at: Mapped[datetime] = mapped_column(server_default=_NOW)
+
+
 class WorkerRow(Base):
     """One worker process: its lease, who it is on its host, and its death, which is set once and never reverts.
 

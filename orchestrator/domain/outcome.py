@@ -82,7 +82,8 @@ class Claim:
     left open came from the agent's definition or from the defaults. ``session`` is that of the attempt before, ``meter``
     the ``Usage.carry`` of it. ``workspace`` is where that
     one worked. ``keyed``: it keeps others from its concurrency key or its directory while it runs.
-    ``answered`` is what people said since the task was added.
+    ``answered`` is what people said since the task was added, ``checkpoints`` what its
+    steps have left, by name.
     ``waited``: seconds from when it could run until it was claimed. ``traceparent``: the W3C trace context of the unit
     before: of the adder in the task's row, of the claim or execution where spans are made.
     """
@@ -115,11 +116,18 @@ class Claim:
     answered: tuple[Answered, ...] = ()
     waited: float | None = None
     traceparent: str | None = None
+    checkpoints: dict[str, Any] = field(default_factory=dict)
 
     @property
     def answers(self) -> dict[str, str]:
         """What people answered, by the names of the questions."""
         return {each.name: each.answer for each in self.answered}
+
+    @property
+    def told(self) -> list[str]:
+        """What people answered to the attempt before this one, as lines for the transcript."""
+        last = [each for each in self.answered if each.attempt == self.attempt - 1]
+        return [f"{each.question} {each.answer}{f' (by {each.actor})' if each.actor else ''}" for each in last]
 
 
 @dataclass(frozen=True, slots=True)

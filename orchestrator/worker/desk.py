@@ -26,7 +26,6 @@ class Desk:
         self.name = name
         self.worker: UUID | None = None
         """Under which id this process claims; None while it has none."""
-        self.board = Board()
         self.held: dict[Key, Attempt] = {}
         """From the claim until the record."""
         self.queue: deque[Attempt] = deque()
@@ -36,6 +35,7 @@ class Desk:
         self.recorded = 0
         self.claim_now = threading.Event()
         self.record_now = threading.Event()
+        self.board = Board(self.record_now.set)
         self.wanted = 1
         """So many slots must be free before the claimer is woken for them."""
         self.claims_begun = 0

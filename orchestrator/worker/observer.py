@@ -10,15 +10,18 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.agents.protocol import LIMIT, Agent, Stop
+from orchestrator.domain.checkpoints import Room
 from orchestrator.domain.outcome import Claim, Outcome, Usage
 from orchestrator.domain.storable import storable_json, storable_text
 from orchestrator.domain.words import WILL_NOT_STOP, OutcomeClass
-from orchestrator.errors import InvalidInput
+from orchestrator.errors import ClaimLost, InvalidInput, OrchestratorError
 from orchestrator.liveness import boot_clock
 from orchestrator.repositories.events import LiveRow, NewEvent, Piece
 from orchestrator.repositories.runs import Recorded
@@ -80,6 +83,15 @@ class Watched:
     stopping: OutcomeClass | None
 
 
+class Keeping(NamedTuple):
+    """A checkpoint on its way to the database, and who waits for it."""
+
+    claim: Claim
+    name: str
+    text: str
+    future: Future[Any]
+
+
 class Board:
     """Which attempts have pieces or live columns to write. One lock for all: what is done under it is short.
 
@@ -87,8 +99,11 @@ class Board:
     the agent does. A last line of output can wait longer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
         self.lock = threading.Lock()
+        self.keeping: deque[Keeping] = deque()
+        """Checkpoints that are to be written."""
+        self.wake = wake
         self._texts: set[Attempt] = set()
         self._lives: set[Attempt] = set()
         self._urgent: set[Attempt] = set()
@@ -166,6 +181,7 @@ class Attempt:
         "_last",
         "_message",
         "_percent",
+        "_room",
         "_session",
         "_usage",
         "_workspace",
@@ -193,6 +209,7 @@ class Attempt:
         """The login whose breaker is open and that this attempt probes."""
         self._board = board
         self._percent: float | None = None
+        self._room: Room | None = None
         self._message: str | None = None
         self._last: str | None = None
         self._usage: Usage | None = None
@@ -274,6 +291,23 @@ class Attempt:
             if not self.ended:
                 self._workspace = json.dumps(storable_json(told, "workspace")[0])
                 self._board.live_changed(self, urgent=True)
+
+    def keep(self, name: str, text: str) -> Future[Any]:
+        """Have the recorder write a checkpoint, before the end of this attempt."""
+        kept: Future[Any] = Future()
+        with self._board.lock:
+            if self._room is None:
+                self._room = Room(self.claim.checkpoints)
+            try:
+                if self.ended:
+                    raise ClaimLost(f"task {self.claim.task_id} attempt {self.claim.attempt} has ended")
+                self._room.take(name, text)
+            except OrchestratorError as error:
+                kept.set_exception(error)
+                return kept
+            self._board.keeping.append(Keeping(self.claim, name, text, kept))
+        self._board.wake()
+        return kept
 
     # -- for the worker -----------------------------------------------------------------------------------------------
 

@@ -20,14 +20,15 @@ from typing import Any, TypeVar
 from orchestrator.database.transient import transient
 from orchestrator.domain.outcome import Outcome
 from orchestrator.domain.words import OutcomeClass, TaskStatus
-from orchestrator.errors import DatabaseUnavailable
+from orchestrator.errors import ClaimLost, DatabaseUnavailable
 from orchestrator.metrics import Metrics
+from orchestrator.repositories.checkpoints import NewCheckpoint
 from orchestrator.repositories.events import NewEvent, Piece
 from orchestrator.repositories.runs import Ended, Recorded
 from orchestrator.service import Orchestrator
 from orchestrator.worker.desk import BATCH_ROWS, Desk
 from orchestrator.worker.gates import Gates
-from orchestrator.worker.observer import Attempt, Complaints, Key, Observers, as_events
+from orchestrator.worker.observer import Attempt, Complaints, Keeping, Key, Observers, as_events
 from orchestrator.worker.spool import Spool
 from orchestrator.worker.watchdog import Sweeper, once
 
@@ -137,6 +138,8 @@ class Recorder:
             closing = self._closing
             desk.record_now.clear()
             batch = self._batch()
+            # What an attempt has kept is durable before its end is.
+            self._keep_checkpoints()
             if batch:
                 self._record(batch)
             self._now = time.monotonic()
@@ -151,7 +154,7 @@ class Recorder:
                     log.debug("not now: %s", error)
                 except Exception as error:  # noqa: BLE001 - the worker goes on, whatever it was
                     self._complaints.say("housekeeping failed", error)
-            if desk.queue:
+            if desk.queue or desk.board.keeping:
                 continue
             if closing:
                 break
@@ -178,6 +181,25 @@ class Recorder:
             if outcome is not None and outcome.result is not None:
                 size += _weight(outcome.result)
         return batch
+
+    def _keep_checkpoints(self) -> None:
+        """Write the checkpoints that wait, as one commit; waits out database faults as a record does."""
+        keeping = self._desk.board.keeping
+        while keeping:
+            part = [keeping.popleft() for _ in range(min(len(keeping), BATCH_ROWS))]
+            new = [NewCheckpoint(k.claim.task_id, k.claim.attempt, k.claim.claimed_by, k.name, k.text) for k in part]
+            try:
+                stored = self._orchestrator.keep(new, patience=self.patience)
+            except Exception as error:  # noqa: BLE001 - whoever waits is told
+                if not isinstance(error, DatabaseUnavailable):
+                    self._complaints.say("checkpoints could not be written", error)
+                for each in part:
+                    _resolve(each, error)
+                continue
+            for each in part:
+                key = (each.claim.task_id, each.claim.attempt, each.name)
+                lost = ClaimLost(f"task {key[0]} attempt {key[1]} lost its task", task=key[0], attempt=key[1])
+                _resolve(each, stored.get(key) if key in stored else lost)
 
     # -- recording ----------------------------------------------------------------------------------------------------
 
@@ -466,6 +488,15 @@ class Recorder:
             log.debug("the last counts were not written: %s", error)
         except Exception:
             log.exception("the last counts were not written")
+
+
+def _resolve(kept: Keeping, value: Any) -> None:
+    if not kept.future.set_running_or_notify_cancel():
+        return
+    if isinstance(value, Exception):
+        kept.future.set_exception(value)
+    else:
+        kept.future.set_result(value)
 
 
 def _weight(value: Any) -> int:

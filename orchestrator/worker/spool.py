@@ -14,7 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,8 @@ def _sync(directory: Path) -> None:
 def _packed(ended: Ended, pieces: list[Piece]) -> bytes:
     value = {
         "version": VERSION,
-        "claim": asdict(ended.claim),
+        # What the agent was started with is not needed any more, and may be large.
+        "claim": asdict(replace(ended.claim, answered=(), checkpoints={})),
         "outcome": asdict(ended.outcome),
         "worker": ended.worker,
         "host": ended.host,
@@ -163,7 +164,7 @@ def _unpacked(data: bytes) -> tuple[Ended, list[Piece]]:
     outcome["transcript"] = TranscriptSize(**outcome["transcript"])
     outcome["notes"] = tuple(outcome["notes"])
     outcome["asks"] = tuple(_ask(each) for each in outcome.get("asks", ()))
-    claim.pop("answered", None)  # for the agent, which has ended
+    claim.pop("answered", None)
     return (
         Ended(Claim(**_known(Claim, claim)), Outcome(**_known(Outcome, outcome)), value["worker"], value["host"]),
         [Piece(*piece) for piece in value["pieces"]],
