@@ -269,6 +269,7 @@ def test_screens_show_the_question(cli: Cli, engine: Engine) -> None:
     assert f"? {task} " in board
     assert "May it start?" in board
     assert "asks: May it start?" in cli("show", str(task)).out
+    assert "asks: May it start?" in cli("list").out
 
 
 def test_an_answer_from_a_file_and_standard_input(cli: Cli, engine: Engine) -> None:

@@ -17,7 +17,7 @@ from orchestrator.agents.python import PythonAgent
 from orchestrator.domain.given import AgentDefinition
 from orchestrator.domain.outcome import Budget, Outcome, RetryPolicy
 from orchestrator.domain.words import OnLimit, OutcomeClass
-from orchestrator.errors import InvalidInput, OrchestratorError
+from orchestrator.errors import InvalidInput
 from tests.running import Heard, a_claim, execute, run_async, until
 
 
@@ -152,17 +152,6 @@ def test_usage_goes_on_from_the_attempt_before() -> None:
     assert outcome.usage is not None
     assert outcome.usage.total_tokens == 600
     assert outcome.usage.carry == {"amount": [None, None, 3600, None], "session": "s"}
-
-
-@pytest.mark.parametrize("call", [lambda ctx: ctx.step("a", print), lambda ctx: ctx.ask("sure?")], ids=["step", "ask"])
-def test_what_is_not_there_yet_says_so(call: Callable[[Context], Any]) -> None:
-    """step and ask raise instead of doing half of it."""
-
-    async def function(ctx: Context) -> None:
-        with pytest.raises(OrchestratorError, match="not supported yet"):
-            call(ctx)
-
-    assert on_loop(function).status is OutcomeClass.DONE
 
 
 class OddError(BaseException):

@@ -61,6 +61,8 @@ def list_(
     with own.open() as orchestrator:
         found, following = orchestrator.reading.tasks(wanted, full=as_json or jsonl)
         now = orchestrator.reading.now()
+        waiting = [] if as_json or jsonl else [task["id"] for task in found if task["status"] == "waiting"]
+        asked = orchestrator.questions.list(options.wanted(ids=waiting), limit=len(waiting)) if waiting else []
     if jsonl:
         for task in found:
             printing.json_line(task)
@@ -69,6 +71,8 @@ def list_(
     else:
         from orchestrator.dashboard.show import list_end, render_list
 
+        texts = {each["task_id"]: {"text": each["question"]} for each in asked}
+        found = [{**task, "question": texts[task["id"]]} if task["id"] in texts else task for task in found]
         printing.lines(render_list(found, now, _look()))
         printing.note(list_end(len(found), following))
 

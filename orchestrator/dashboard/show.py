@@ -1,8 +1,8 @@
 """The screens of the short commands: tasks in the shape of ``list`` and ``show``, runs, status, and frames of logs.
 
 Everything takes the JSON objects of the contract (times as ISO 8601 text) and a ``Look``; a width of ``NO_LIMIT`` (a
-pipe) shows all columns and cuts nothing. Keys beside the contract's are shown where they are there: ``note`` and
-``questions`` of a task, ``created_by``.
+pipe) shows all columns and cuts nothing. Keys beside the contract's are shown where they are there: ``note``,
+``question`` and ``questions`` of a task, ``created_by``.
 """
 
 from __future__ import annotations
@@ -112,8 +112,9 @@ def note_of(task: Json, now: datetime) -> str:
     if what == "stopping":
         return note or "being stopped"
     if what == "waiting":
-        asks = [each for each in task.get("questions") or () if each["verdict"] is None]
-        return f"asks: {asks[0]['question']}" if asks else note or "waits for a person"
+        asks = [each["question"] for each in task.get("questions") or () if each["verdict"] is None]
+        question = (task.get("question") or {}).get("text") or (asks[0] if asks else None)
+        return f"asks: {question}" if question else note or "waits for a person"
     if what == "blocked":
         needs = task.get("depends_on") or []
         return note or (f"needs {needs[0]}" if len(needs) == 1 else f"needs {len(needs):,} tasks")
