@@ -524,7 +524,7 @@ def test_status_and_alerts(cli: Cli, making: Making) -> None:
     assert cli("alerts").code == 0
     making.add("nobodyhome")
     status = cli("status", "--json").json
-    assert status.keys() == {"counts", "agents", "running", "workers", "lock_hold_ms", "alerts"}
+    assert status.keys() == {"counts", "agents", "running", "workers", "lock_hold_ms", "alerts", "questions"}
     assert status["counts"]["pending"] == 1
     assert status["counts"]["finished"]["estimate"] is True
     assert status["lock_hold_ms"].keys() == {"mean", "p50", "p99", "count"}

@@ -206,7 +206,7 @@ def test_directories(tmp_path: Path) -> None:
     assert execute(agent("pwd", workspace="directory", base_dir=base)).result == base
     assert execute(agent("pwd", base_dir=base)).result == os.getcwd()
     made = Path(execute(agent("sh", "-c", "touch x; mkdir y; pwd", workspace="temporary")).result)
-    assert made.name.startswith("workspace-")
+    assert made.parent.name.startswith("task-7-")
     assert not made.exists()
 
 
@@ -245,7 +245,6 @@ def test_what_cannot_be_started_is_permanent_and_named(tmp_path: Path) -> None:
         {"command": ("a",), "shell": True},
         {"command": "a 'b"},
         {"command": ("a",), "prompt": "letter"},
-        {"command": ("a",), "workspace": "worktree"},
         {"command": ("a",), "workspace": "moon"},
         {"command": ("a",), "output": "prose"},
     ],

@@ -17,6 +17,7 @@ from orchestrator.agents.readiness import obstacles
 from orchestrator.dashboard import doctor
 from orchestrator.dashboard.frame import Look
 from orchestrator.dashboard.text import cells
+from orchestrator.database import schema
 from orchestrator.database.engine import connection_parameters, make_engine
 from orchestrator.domain import histogram
 from orchestrator.domain.diagnosis import Check, DatabaseFacts, QueueFacts, SessionFacts
@@ -227,28 +228,22 @@ def test_the_test_database_is_well(engine: Engine, database_url: str) -> None:
     assert repository.database().heard
 
 
-def test_a_schema_that_was_changed_by_hand(engine: Engine, database_url: str) -> None:
+def test_a_schema_that_was_changed_by_hand(empty_database: str) -> None:
     """A dropped index, a dropped and a foreign column, another type: each is named as drift, the index as missing."""
-    changes = (
-        "DROP INDEX tasks_held",
-        "ALTER TABLE tasks ADD COLUMN extra text",
-        "ALTER TABLE audit DROP COLUMN subject",
-        "ALTER TABLE tasks ALTER COLUMN plan_order TYPE bigint",
-    )
-    alone = make_engine(database_url, pool_size=1)
+    schema.upgrade(empty_database)
+    own = make_engine(empty_database, pool_size=1)
     try:
-        repository = HealthRepository(alone, database_url)
-        with alone.connect() as connection:
-            for change in changes:
+        with own.begin() as connection:
+            for change in (
+                "DROP INDEX tasks_held",
+                "ALTER TABLE tasks ADD COLUMN extra text",
+                "ALTER TABLE audit DROP COLUMN subject",
+                "ALTER TABLE tasks ALTER COLUMN plan_order TYPE bigint",
+            ):
                 connection.exec_driver_sql(change)
-            # The changes are seen by their own transaction alone, and undone with it.
-            from sqlalchemy.orm import sessionmaker
-
-            repository._sessions = sessionmaker(bind=connection, join_transaction_mode="create_savepoint")
-            facts = repository.queue()
-            connection.rollback()
+        facts = HealthRepository(own, empty_database).queue()
     finally:
-        alone.dispose()
+        own.dispose()
     checks = by_name(doctor.queue_checks(facts, "x"))
     assert checks["drift"].state == checks["indexes"].state == "error"
     for text in ("index tasks_held is missing", "column tasks.extra is not ours", "column audit.subject is missing"):

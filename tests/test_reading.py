@@ -321,6 +321,7 @@ def test_status_of_an_empty_queue(engine: Engine, read: ReadingRepository) -> No
         "workers": [],
         "lock_hold_ms": {"mean": None, "p50": None, "p99": None, "count": 0},
         "alerts": [],
+        "questions": {"open": 0, "capped": False, "oldest_seconds": None},
     }
 
 

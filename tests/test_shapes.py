@@ -191,7 +191,7 @@ def test_workers_running_tasks_and_alerts() -> None:
     alert = alert_json(Alert("no_worker", "agent", "a", "no live worker", since=NOON))
     assert alert == {
         "kind": "no_worker", "subject": "agent", "name": "a", "what": "no live worker", "task_id": None,
-        "since": time_json(NOON), "command": None, "heals": False,
+        "since": time_json(NOON), "command": None, "heals": False, "plan": None,
     }  # fmt: skip
     json.dumps([worker, found, alert])
 
