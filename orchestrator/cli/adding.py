@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli import options, printing, state
+from orchestrator.cli import completing, options, printing, state
 from orchestrator.cli.options import JsonOption
 from orchestrator.errors import InvalidInput, UnknownAgent, did_you_mean
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 def add(
     context: typer.Context,
-    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent that is to do it.")],
+    agent: Annotated[
+        str, typer.Argument(metavar="AGENT", help="The agent that is to do it.", autocompletion=completing.agents)
+    ],
     text: Annotated[str | None, typer.Option("--input", "-i", metavar="TEXT", help="The prompt, as it is.")] = None,
     input_file: Annotated[
         str | None, typer.Option("--input-file", metavar="FILE", help="The prompt from a file; - is standard input.")

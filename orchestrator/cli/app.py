@@ -37,7 +37,7 @@ app = typer.Typer(
         "Without a database URL this user's embedded PostgreSQL is started.\n\n"
         "Start with:  orchestrator run plan.yaml"
     ),
-    **SETTINGS,
+    **{**SETTINGS, "add_completion": True},
 )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli import options, printing, state
+from orchestrator.cli import completing, options, printing, state
 from orchestrator.cli.options import (
     AgentOption,
     DryRunOption,
@@ -250,7 +250,10 @@ def _say(changed: Changed) -> None:
 
 # -- agents and workers ------------------------------------------------------------------------------------------------
 
-AgentsArgument = Annotated[list[str], typer.Argument(metavar="AGENT...", help="Names of agents; comma lists too.")]
+AgentsArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="AGENT...", help="Names of agents; comma lists too.", autocompletion=completing.agents),
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Take a name that nothing here knows.")]
 
 
@@ -357,7 +360,9 @@ def resume(
 
 def drain(
     context: typer.Context,
-    worker: Annotated[str, typer.Argument(metavar="WORKER", help="A worker's name or id.")],
+    worker: Annotated[
+        str, typer.Argument(metavar="WORKER", help="A worker's name or id.", autocompletion=completing.workers)
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """Let a worker finish what it has, and end.

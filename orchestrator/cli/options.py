@@ -11,18 +11,30 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestrator.cli import completing
 from orchestrator.errors import InvalidInput, did_you_mean
 
 if TYPE_CHECKING:
     from orchestrator.repositories.filters import TaskFilter
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Answer with one JSON document on stdout, errors too.")]
-AgentOption = Annotated[list[str] | None, typer.Option("--agent", "-a", metavar="NAME", help="Of these agents.")]
+AgentOption = Annotated[
+    list[str] | None,
+    typer.Option("--agent", "-a", metavar="NAME", help="Of these agents.", autocompletion=completing.agents),
+]
 StatusOption = Annotated[
     list[str] | None,
-    typer.Option("--status", "-s", metavar="STATUS", help="In these statuses: pending, running, blocked, waiting, …"),
+    typer.Option(
+        "--status",
+        "-s",
+        metavar="STATUS",
+        help="In these statuses: pending, running, blocked, waiting, …",
+        autocompletion=completing.statuses,
+    ),
 ]
-PlanOption = Annotated[str | None, typer.Option("--plan", metavar="NAME", help="Of this plan.")]
+PlanOption = Annotated[
+    str | None, typer.Option("--plan", metavar="NAME", help="Of this plan.", autocompletion=completing.plans)
+]
 TagOption = Annotated[list[str] | None, typer.Option("--tag", metavar="K=V", help="With these tags, all of them.")]
 SearchOption = Annotated[
     str | None, typer.Option("--search", metavar="TEXT", help="With this text in name, title or unique key.")
@@ -30,8 +42,11 @@ SearchOption = Annotated[
 ReasonOption = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why; kept in the audit trail.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do it to all that the filters match.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
-IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Task ids; comma lists too.")]
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The task's id.")]
+IdsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[ID]...", help="Task ids; comma lists too.", autocompletion=completing.task_ids),
+]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The task's id.", autocompletion=completing.task_ids)]
 
 ID_MAX = 2**63 - 1
 

@@ -17,7 +17,7 @@ from sqlalchemy import ARRAY, BigInteger, Engine, Uuid, any_, func, literal, sel
 from sqlalchemy.orm import Session, defer, sessionmaker
 
 from orchestrator.domain.alerts import DEFAULTS, Thresholds
-from orchestrator.domain.entities import Dependency, Run, Task, WorkerRow
+from orchestrator.domain.entities import Dependency, Plan, Run, Task, WorkerRow
 from orchestrator.domain.shapes import (
     alert_json,
     counts_json,
@@ -223,6 +223,13 @@ class ReadingRepository:
             agents = overview.read_agents(session, overview.read_work(session), workers, now)
             hold = overview.read_lock_hold(session, now)
             return overview.read_alerts(session, now, workers, agents, running, hold, self._thresholds, kill_grace)
+
+    def plans(self, limit: int = LIMIT) -> list[str]:
+        """The names of plans, the one submitted last first."""
+        with bounded(self._sessions) as session:
+            return list(
+                session.scalars(select(Plan.name).order_by(Plan.submitted_at.desc(), Plan.id.desc()).limit(limit))
+            )
 
     def costs(self, by: CostsBy = "agent", *, since: datetime | None = None) -> list[dict[str, Any]]:
         """Tokens and USD of all runs (that ended since *since*), by agent, day (UTC), plan or model.
