@@ -108,7 +108,7 @@ class Notifier:
 
     def _send(self, payloads: set[str]) -> None:
         try:
-            with self._engine.connect() as connection:
+            with self._engine.begin() as connection:
                 alone(connection).execute(_SEND, {"channel": CHANNEL, "payloads": sorted(payloads)})
         except (SQLAlchemyError, psycopg.Error, OrchestratorError) as error:
             log.debug("no hint was sent: %s", reason(error))

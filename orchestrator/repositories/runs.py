@@ -130,7 +130,7 @@ class RunRepository:
         if any(ending.settlement.status is TaskStatus.WAITING for ending in endings):
             # What an attempt asks is written with its task's move, in one transaction.
             endings = [ending for ending in endings if ending.settlement.status is not TaskStatus.WAITING]
-        with self._sessions() as session:
+        with self._sessions.begin() as session:
             moved, wake = write_alone(session, endings) if endings else (set(), set())
         recorded = {key: _recorded(ending) for ending in endings if (key := _key(ending)) in moved}
         if len(recorded) < len(batch):

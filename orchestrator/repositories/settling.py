@@ -202,7 +202,7 @@ def write_alone(session: Session, endings: Sequence[Ending]) -> tuple[set[tuple[
     """Move what can be moved without a look at it; return (id, attempt) of what moved and the agents with new work.
 
     What stays, with nothing written of it: attempts that no longer own their task, tasks that others need, and those
-    that somebody asked to cancel. One statement; committed on return.
+    that somebody asked to cancel. One statement; the caller commits all the same.
     """
     rows = [_row(ending, looked_at=False) for ending in endings]
     moved = {(id_, attempt) for id_, attempt in alone(session.connection()).execute(_WRITE, {"endings": rows})}

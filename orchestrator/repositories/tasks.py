@@ -112,7 +112,7 @@ class TaskRepository:
         values: dict[str, Any] = {"worker": worker, "known": known, "limit": left}
         if len(plain) > 1:
             values["spare"] = left * 4
-        with self._sessions() as session:
+        with self._sessions.begin() as session:
             connection = alone(session.connection())
             if plain and left > 0:
                 sent = time.perf_counter()
