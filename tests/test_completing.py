@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
+from orchestrator.cli import completing
 from orchestrator.cli.app import main
 from orchestrator.database.embedded import EmbeddedServer
 from orchestrator.domain.given import NewTask
@@ -33,6 +34,7 @@ def offered(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 def made(engine: Engine, database_url: str, test_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Making:
     """A queue, in the environment of a shell."""
     monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", database_url)
+    monkeypatch.setattr(completing, "PATIENCE", 30)  # the words are looked at here, not the speed of the machine
     monkeypatch.chdir(test_folder)
     (test_folder / "orchestrator.toml").write_text(CONFIG)
     return Making.on(engine)

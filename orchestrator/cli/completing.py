@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 OFFERED = 50
 """Most words that are offered."""
+PATIENCE = 1
+"""Seconds that a connection may take."""
 
 Offer = tuple[str, str]
 
@@ -111,7 +113,7 @@ def _read(ctx: typer.Context, read: Callable[[Orchestrator], Iterable[Offer]]) -
             if not status.running:
                 return []
             url = status.url
-        url += ("&" if "?" in url else "?") + "connect_timeout=1"
+        url += f"{'&' if '?' in url else '?'}connect_timeout={PATIENCE}"
         with Orchestrator(url, settings=settings) as orchestrator:
             return list(read(orchestrator))
 
