@@ -86,15 +86,15 @@ def test_a_database_that_is_away(
 
 
 def test_no_server_is_started(
-    made: Making, test_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made: Making, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a URL the embedded server is asked if it runs, and left alone if it does not."""
     monkeypatch.delenv("ORCHESTRATOR_DATABASE_URL")
-    monkeypatch.setenv("ORCHESTRATOR_HOME", str(test_folder / "home"))
+    monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
 
     def start(*_: object) -> None:
         raise AssertionError("completion started a server")
 
     monkeypatch.setattr(EmbeddedServer, "start", start)
     assert offered("orchestrator show ", monkeypatch, capsys) == []
-    assert not (test_folder / "home").exists()
+    assert not (tmp_path / "home").exists()

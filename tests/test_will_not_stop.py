@@ -46,12 +46,15 @@ class Kernel:
         return self._send(process, number) if self.lets_go else True
 
 
-def _command(_folder: Path) -> Agent:
-    return CommandAgent(AgentDefinition(name="a", hash="h", command=("sleep", "600"), kill_grace=0.05))
+def _command(folder: Path) -> Agent:
+    begin = f"touch {folder}/began; exec sleep 600"
+    return CommandAgent(AgentDefinition(name="a", hash="h", command=("sh", "-c", begin), kill_grace=0.05))
 
 
 def _child(folder: Path) -> Agent:
-    (folder / "sleeping_agent.py").write_text("import time\n\n\ndef sleep(ctx):\n    time.sleep(600)\n")
+    (folder / "sleeping_agent.py").write_text(
+        f"import pathlib, time\n\n\ndef sleep(ctx):\n    pathlib.Path({str(folder)!r}, 'began').touch()\n    time.sleep(600)\n"
+    )
     definition = AgentDefinition(
         name="a", hash="h", python="sleeping_agent:sleep", base_dir=str(folder), kill_grace=0.05
     )
@@ -74,7 +77,8 @@ def test_a_task_that_cannot_be_ended_keeps_its_slot_and_says_so(
     (task,) = add(engine)
     reading, diagnosis = ReadingRepository(engine), DiagnosisRepository(engine)
     with Working(Worker(orc, [make(tmp_path)], 1)) as working:
-        wait_until(lambda: statuses(engine) == {"running": 1})
+        # Not earlier: what is cancelled before it has begun has nothing that could survive.
+        wait_until((tmp_path / "began").exists)
         OperationsRepository(engine).cancel_one(task, actor="ops")
         wait_until(lambda: [each for each in reading.alerts() if each.kind == "will_not_stop"])
         (alert,) = (each for each in reading.alerts() if each.kind == "will_not_stop")
