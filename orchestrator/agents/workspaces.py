@@ -151,9 +151,12 @@ class Made(Workspace):
             if self.record.kind == "worktree":
                 self._close_worktree(said, notes, done)
             elif done:
-                count = sum(len(files) for _, _, files in os.walk(str(self.path)))
-                if count:
-                    notes.append(f"its temporary workspace was removed with {count:,} file{'s' * (count != 1)} in it")
+                closed: list[OSError] = []  # folders that only root can look into
+                count = sum(len(files) for _, _, files in os.walk(str(self.path), onerror=closed.append))
+                if count or closed:
+                    what = f"{count:,} file{'s' * (count != 1)}"
+                    what += " and what was in folders without permission" if closed else ""
+                    notes.append(f"its temporary workspace was removed with {what} in it")
                 remove(self.folder)
                 said["kept"] = False
             else:
