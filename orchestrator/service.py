@@ -15,8 +15,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,12 +37,11 @@ from orchestrator.domain.asking import Verdict
 from orchestrator.domain.entities import Run, Task
 from orchestrator.domain.given import AgentDefinition, NewTask, new_task
 from orchestrator.domain.identity import Identity
-from orchestrator.domain.outcome import Budget, Claim, Outcome, RetryPolicy, Usage
+from orchestrator.domain.outcome import Budget, Claim, Outcome, RetryPolicy
 from orchestrator.domain.prices import Prices
 from orchestrator.domain.retention import Retention
 from orchestrator.domain.words import ENDED, OutcomeClass, TaskStatus
 from orchestrator.errors import (
-    ClaimLost,
     DatabaseUnavailable,
     InvalidInput,
     NotFound,
@@ -79,6 +77,7 @@ from orchestrator.repositories.tasks import TaskRepository
 from orchestrator.repositories.workers import Neighbour, Renewal, WorkerRepository
 from orchestrator.settings import Settings, __version__
 from orchestrator.tracing import tracing
+from orchestrator.workerless import LeaseKeeper, Unwatched
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -311,7 +310,7 @@ class Orchestrator:
         """
         chosen = self.resolve(agents)
         worker = self.register(identity(), name="run_next", slots=1, agents=[self.known(each).route for each in chosen])
-        renewal = _Renewal(self, worker)
+        renewal = LeaseKeeper(lambda: self.renew(worker).alive, self.settings.lease, self.settings.heartbeat)
         try:
             claims = self.claim(worker, self._unrefused(chosen), 1).claims
             if not claims:
@@ -328,12 +327,12 @@ class Orchestrator:
         behind = {name for each in transient(self.breakers.read, give_up_after=CLAIM_PATIENCE) for name in each.agents}
         return [self.known(agent) for agent in agents if agent.name not in behind]
 
-    async def _execute_one(self, claim: Claim, agents: Sequence[Agent], renewal: _Renewal) -> Outcome:
+    async def _execute_one(self, claim: Claim, agents: Sequence[Agent], renewal: LeaseKeeper) -> Outcome:
         agent = next(a for a in agents if (a.name, a.definition) == (claim.agent, claim.definition))
         stop = Stop()
         renewal.watch(asyncio.get_running_loop(), stop)
         try:
-            return await self.execute(claim, agent, _Quiet(self, claim), stop)
+            return await self.execute(claim, agent, Unwatched(claim, self.keep), stop)
         finally:
             for each in agents:
                 await each.aclose()
@@ -663,71 +662,6 @@ class Orchestrator:
     def idle(self, agents: Sequence[Known], plan_id: int | None = None) -> bool:
         """Whether no task of *agents* runs anywhere, is due, or waits for a retry."""
         return transient(lambda: self._tasks.idle(agents, plan_id), give_up_after=0)
-
-
-class _Quiet:
-    """A ``Live`` for ``run_next``: the run row keeps the result; a transcript needs a worker."""
-
-    def __init__(self, orchestrator: Orchestrator, claim: Claim) -> None:
-        self._orchestrator, self._claim = orchestrator, claim
-
-    def write(self, kind: str, text: str, size: int | None = None) -> None: ...
-
-    def progress(self, percent: float | None, message: str | None) -> None: ...
-
-    def usage(self, usage: Usage) -> None: ...
-
-    def session(self, session: str) -> None: ...
-
-    def workspace(self, told: dict[str, Any]) -> None: ...
-
-    def activity(self, what: str | None) -> None: ...
-
-    def keep(self, name: str, text: str) -> Future[Any]:
-        claim, kept = self._claim, Future[Any]()
-        stored = self._orchestrator.keep([NewCheckpoint(claim.task_id, claim.attempt, claim.claimed_by, name, text)])
-        key = (claim.task_id, claim.attempt, name)
-        kept.set_result(stored[key]) if key in stored else kept.set_exception(ClaimLost("the task was taken back"))
-        return kept
-
-
-class _Renewal:
-    """Renews the lease of ``run_next`` from a thread of its own, and stops the agent before the lease has run out."""
-
-    def __init__(self, orchestrator: Orchestrator, worker: UUID) -> None:
-        self._orchestrator, self._worker = orchestrator, worker
-        self._end = threading.Event()
-        self._lease_end = boot_clock() + orchestrator.settings.lease
-        self._stop: Callable[[], None] | None = None
-        self._thread = threading.Thread(target=self._run, name="renewal", daemon=True)
-        self._thread.start()
-
-    def watch(self, loop: asyncio.AbstractEventLoop, stop: Stop) -> None:
-        def ask() -> None:
-            loop.call_soon_threadsafe(stop.request, OutcomeClass.INTERRUPTED, "the lease could not be renewed")
-
-        self._stop = ask
-
-    def end(self) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        settings = self._orchestrator.settings
-        while not self._end.wait(
-            min(settings.heartbeat, 1.0 if boot_clock() > self._lease_end - settings.lease / 2 else settings.heartbeat)
-        ):
-            asked = boot_clock()
-            try:
-                alive = self._orchestrator.renew(self._worker).alive
-            except OrchestratorError as error:
-                log.warning("renewal failed: %s", error)
-                alive = True
-            else:
-                if alive:
-                    self._lease_end = asked + settings.lease
-            if (not alive or boot_clock() > self._lease_end - settings.lease / 4) and self._stop is not None:
-                self._stop()
 
 
 __all__ = ["AgentLike", "Orchestrator"]

@@ -235,8 +235,7 @@ def test_the_new_one_starts_nothing_beside_the_old_agents(
         started.set()
         await stop.wait()
         told.set()
-        while not dead.is_set():
-            await asyncio.sleep(0.001)
+        await asyncio.to_thread(dead.wait)
         return Outcome(OutcomeClass.LOST)
 
     add(engine)

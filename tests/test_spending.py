@@ -311,8 +311,8 @@ import os, sys, time
 attempt = os.environ["ORCHESTRATOR_ATTEMPT"]
 for number, line in enumerate(open(f"{sys.argv[1]}-{attempt}.jsonl"), 1):
     print(line, end="", flush=True)
-    if attempt == "2" and number >= 2:
-        time.sleep(0.2 if number == 2 else 600)
+    if attempt == "2" and number == 3:
+        time.sleep(600)
 sys.exit(75)
 """
 

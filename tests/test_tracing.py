@@ -170,10 +170,15 @@ def test_functions_know_their_context(database_url: str, engine: Engine) -> None
     async def here(ctx: Any) -> Any:
         return ctx.traceparent
 
+    @agent("there")
+    def there(ctx: Any) -> Any:
+        return ctx.traceparent
+
     with orchestrator(database_url) as orc:
         orc.add("here", traceparent=GIVEN)
-        work(orc, here)
-    assert query(engine, "SELECT result FROM tasks")[0][0] == GIVEN
+        orc.add("there", traceparent=GIVEN)
+        work(orc, here, there)
+    assert query(engine, "SELECT result FROM tasks") == [(GIVEN,), (GIVEN,)]
 
 
 def test_it_costs_nothing_where_nobody_asks() -> None:

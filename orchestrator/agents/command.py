@@ -24,7 +24,7 @@ from orchestrator.agents.faults import Fault
 from orchestrator.agents.launch import Refused, Start
 from orchestrator.agents.logins import Slot, take_slot
 from orchestrator.agents.meter import Meter, Report
-from orchestrator.agents.protocol import AgentDefaults, Live, Stop
+from orchestrator.agents.protocol import Defined, Live, Stop
 from orchestrator.agents.readers import EventsFile, make_reader, merge
 from orchestrator.agents.redact import Secrets
 from orchestrator.agents.telling import Output, Telling
@@ -47,7 +47,7 @@ _PROMPTS = ("stdin", "argument", "file")
 _WORKSPACES = ("none", "directory", *MADE)
 
 
-class CommandAgent:
+class CommandAgent(Defined):
     """A command as an agent. Raises ``InvalidInput`` for a definition that can never work.
 
     *worker_token* names the worker process in the marks of its trees; default is each claim's ``claimed_by``. With
@@ -55,7 +55,7 @@ class CommandAgent:
     """
 
     def __init__(self, definition: AgentDefinition, *, worker_token: str | None = None, talks: bool = False) -> None:
-        self._definition = definition
+        super().__init__(definition)
         self._talks = talks
         self._worker_token = worker_token
         self._environment: Environment | None = None
@@ -87,27 +87,6 @@ class CommandAgent:
                 raise InvalidInput(f"{where}: the command {command!r} cannot be read: {error}") from None
         if not self._argv:
             raise InvalidInput(f"{where}: the command is empty", agent=definition.name)
-
-    @property
-    def name(self) -> str:
-        """The routing key."""
-        return self._definition.name
-
-    @property
-    def definition(self) -> str | None:
-        """The hash that a task must carry, for an agent of a plan file."""
-        return self._definition.hash if self._definition.local else None
-
-    @property
-    def login(self) -> Login | None:
-        """The account that it shares with others."""
-        return self._definition.login
-
-    @property
-    def defaults(self) -> AgentDefaults:
-        """What tasks of this agent get for what they leave open."""
-        given = self._definition
-        return AgentDefaults(given.max_retries, given.retry, given.budget, given.model)
 
     @property
     def shared_directory(self) -> Callable[[str | None], str] | None:

@@ -26,13 +26,13 @@ from urllib.parse import urljoin, urlsplit
 
 from orchestrator.agents.faults import Fault, from_status, from_text, retry_after_seconds, shorten
 from orchestrator.agents.meter import Meter
-from orchestrator.agents.protocol import AgentDefaults, Live, Stop
+from orchestrator.agents.protocol import Defined, Live, Stop
 from orchestrator.agents.readers import JsonlReader, make_reader
 from orchestrator.agents.reading import LINE_LIMIT, Reader, flatten, mapping
 from orchestrator.agents.redact import Secrets
 from orchestrator.agents.telling import Output, Telling
 from orchestrator.agents.verdict import verdict
-from orchestrator.domain.given import AgentDefinition, Login, address_fault
+from orchestrator.domain.given import AgentDefinition, address_fault
 from orchestrator.domain.outcome import Claim, Outcome, TranscriptSize
 from orchestrator.domain.template import as_text, render
 from orchestrator.domain.words import OutcomeClass
@@ -59,7 +59,7 @@ _ACCEPT = "application/json, application/x-ndjson, text/event-stream, text/plain
 _REQUEST_IDS = ("x-request-id", "request-id", "x-amzn-requestid", "x-correlation-id", "cf-ray")
 
 
-class HttpAgent:
+class HttpAgent(Defined):
     """A service as an agent. Raises ``InvalidInput`` for a definition that can never work."""
 
     def __init__(self, definition: AgentDefinition) -> None:
@@ -68,30 +68,9 @@ class HttpAgent:
             raise InvalidInput(f"{where}: the address is empty", agent=definition.name)
         if said := address_fault(definition.http):
             raise InvalidInput(f"{where}: http: {said}", agent=definition.name)
-        self._definition = definition
+        super().__init__(definition)
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def name(self) -> str:
-        """The routing key."""
-        return self._definition.name
-
-    @property
-    def definition(self) -> str | None:
-        """The hash that a task must carry, for an agent of a plan file."""
-        return self._definition.hash if self._definition.local else None
-
-    @property
-    def login(self) -> Login | None:
-        """The account that it shares with others."""
-        return self._definition.login
-
-    @property
-    def defaults(self) -> AgentDefaults:
-        """What tasks of this agent get for what they leave open."""
-        given = self._definition
-        return AgentDefaults(given.max_retries, given.retry, given.budget, given.model)
 
     def describe(self) -> dict[str, Any]:
         """What it is, for people: its address and the names of its headers, no values."""

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from orchestrator.domain.given import AgentDefinition, Login
 from orchestrator.domain.outcome import Budget, Claim, Outcome, RetryPolicy, Usage
 from orchestrator.domain.words import OutcomeClass
 
@@ -135,6 +136,34 @@ class Agent(Protocol):
 
     async def aclose(self) -> None:
         """Free what is shared between executions (warm child processes). Called once, at the worker's end."""
+
+
+class Defined:
+    """What an agent that a file defines says of itself to those who claim for it."""
+
+    def __init__(self, definition: AgentDefinition) -> None:
+        self._definition = definition
+
+    @property
+    def name(self) -> str:
+        """The routing key."""
+        return self._definition.name
+
+    @property
+    def definition(self) -> str | None:
+        """The hash that a task must carry, for an agent of a plan file."""
+        return self._definition.hash if self._definition.local else None
+
+    @property
+    def login(self) -> Login | None:
+        """The account that it shares with others."""
+        return self._definition.login
+
+    @property
+    def defaults(self) -> AgentDefaults:
+        """What tasks of this agent get for what they leave open."""
+        given = self._definition
+        return AgentDefaults(given.max_retries, given.retry, given.budget, given.model)
 
 
 class Describes(Protocol):

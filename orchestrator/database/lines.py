@@ -62,15 +62,10 @@ class Line(psycopg.Connection[Any]):
         self.pooled = row is not None and row[0] != self.info.backend_pid
 
     def _start_query(self) -> Generator[Any, Any, None]:
-        if (
-            self.alone
-            or self.autocommit
-            or self._pipeline
-            or self.pgconn.transaction_status != pq.TransactionStatus.IDLE
-        ):
-            if self.alone:  # psycopg's would begin a transaction
-                self._check_connection_ok()
-                return
+        if self.alone:
+            self._check_connection_ok()
+            return
+        if self.autocommit or self._pipeline or self.pgconn.transaction_status != pq.TransactionStatus.IDLE:
             yield from super()._start_query()
             return
         # With BEGIN in one round trip, and over with the transaction: behind a pooler it reaches nobody else.
