@@ -40,6 +40,7 @@ from orchestrator.domain.identity import Identity
 from orchestrator.domain.outcome import Budget, Claim, Outcome, RetryPolicy
 from orchestrator.domain.prices import Prices
 from orchestrator.domain.retention import Retention
+from orchestrator.domain.values import with_field
 from orchestrator.domain.words import ENDED, OutcomeClass, TaskStatus
 from orchestrator.errors import (
     DatabaseUnavailable,
@@ -288,7 +289,7 @@ class Orchestrator:
                 timer.cancel()
         if spending is not None:
             outcome = spending.conclude(outcome)
-        return replace(outcome, elapsed=boot_clock() - started)
+        return with_field(outcome, "elapsed", boot_clock() - started)
 
     def record(self, batch: Sequence[Ended], *, patience: threading.Event | None = None) -> list[Recorded]:
         """Unit 3: write the runs of *batch* and settle its tasks, in one transaction; committed on return.

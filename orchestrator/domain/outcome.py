@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from orchestrator.domain.asking import Answered, Ask
+from orchestrator.domain.values import value
 from orchestrator.domain.words import OnLimit, OutcomeClass
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -74,7 +75,7 @@ class TranscriptSize:
     replaced: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Claim:
     """A task as its worker holds it: everything that an agent needs, and the fence of three.
 
@@ -130,7 +131,7 @@ class Claim:
         return [f"{each.question} {each.answer}{f' (by {each.actor})' if each.actor else ''}" for each in last]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Outcome:
     """What came of one execution. Agents make it, ``settle`` reads it, ``record_run`` stores it.
 

@@ -9,12 +9,12 @@ computed wait goes into ``available_at``, PostgreSQL is the sleep, and a crash l
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tenacity import RetryCallState, Retrying, stop_after_attempt, wait_exponential, wait_random_exponential
 
 from orchestrator.domain.outcome import Claim, Outcome, RetryPolicy
+from orchestrator.domain.values import value
 from orchestrator.domain.words import OutcomeClass, TaskStatus
 
 LONGEST_RESET = timedelta(days=7)
@@ -33,7 +33,7 @@ LIMITED = frozenset({OutcomeClass.RATE_LIMITED, OutcomeClass.UNAUTHENTICATED})
 """Classes that wait for the provider and use up no retry, but ``give_up_after``."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Settlement:
     """The task's move: its next status, when it may start again, and its counters afterwards.
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import BigInteger, Double, Integer, Text
+from sqlalchemy.dialects.postgresql import JSONB
 
 from orchestrator.domain.outcome import Budget, Claim, RetryPolicy
 from orchestrator.domain.words import OnLimit
@@ -83,9 +84,7 @@ KNOWN: tuple[tuple[str, Any], ...] = (
     ("route", Text()),
     ("agent", Text()),
     ("max_retries", Integer()),
-    ("retry_initial", Double()),
-    ("retry_factor", Double()),
-    ("retry_max", Double()),
+    ("retry", JSONB()),
     ("seconds", Double()),
     ("tokens", BigInteger()),
     ("usd", Double()),
@@ -102,9 +101,7 @@ def described(agents: tuple[Known, ...]) -> tuple[str, list[str]]:
             known.route,
             known.agent,
             known.max_retries,
-            known.retry.initial,
-            known.retry.factor,
-            known.retry.max,
+            asdict(known.retry),
             known.budget.seconds,
             known.budget.tokens,
             known.budget.usd,

@@ -29,6 +29,7 @@ from orchestrator.domain.entities import Run, Task
 from orchestrator.domain.outcome import Claim, Outcome
 from orchestrator.domain.settle import settle
 from orchestrator.domain.storable import storable_json, storable_text
+from orchestrator.domain.values import value
 from orchestrator.domain.words import OutcomeClass, TaskStatus
 from orchestrator.errors import ClaimLost, InvalidInput, NotFound
 from orchestrator.repositories.asking import put_questions
@@ -37,7 +38,7 @@ from orchestrator.repositories.settling import Ending, write, write_alone
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ended:
     """An attempt that ended and is to be recorded, with who ran it."""
 
@@ -47,7 +48,7 @@ class Ended:
     host: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Recorded:
     """What recording did: the task's status afterwards; ``late`` when the attempt no longer owned its task.
 
@@ -293,9 +294,9 @@ def _fine(ended: Ended) -> bool:
     if usage is not None:
         texts += [usage.cost_source, usage.counter, usage.model]
         numbers += [(getattr(usage, name), most) for name, most in _USED]
-    for value, most in numbers:
+    for number, most in numbers:
         # True and 15.0 are no integers, and NaN is within no limits.
-        if value is not None and not (type(value) in (int, type(most)) and -most <= value <= most):
+        if number is not None and not (type(number) in (int, type(most)) and -most <= number <= most):
             return False
     try:
         return (

@@ -7,7 +7,6 @@ Rows are locked in id order; a parent is always older than its children, so its 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
@@ -26,6 +25,7 @@ from sqlalchemy import (
     case,
     column,
     exists,
+    false,
     func,
     literal,
     literal_column,
@@ -41,12 +41,13 @@ from orchestrator.database.engine import alone
 from orchestrator.domain.entities import Dependency, Run, Task, table
 from orchestrator.domain.outcome import Claim, Outcome
 from orchestrator.domain.settle import Settlement
+from orchestrator.domain.values import value
 from orchestrator.domain.words import OutcomeClass, TaskStatus
 from orchestrator.repositories import CallerSession
 from orchestrator.repositories.asking import ask_approval
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ending:
     """An attempt that ended, what was decided for its task, and who ran it."""
 
@@ -69,7 +70,6 @@ _RUN: tuple[tuple[str, Any], ...] = (
     ("worker", Text()),
     ("worker_id", Uuid()),
     ("host", Text()),
-    ("started_at", _TIME),
     ("result", JSON()),
     ("input_tokens", BigInteger()),
     ("output_tokens", BigInteger()),
@@ -87,6 +87,9 @@ _RUN: tuple[tuple[str, Any], ...] = (
     ("notes", JSONB()),
     ("workspace", JSONB()),
 )
+_COUNTED = ("delay", "retry_count", "lost_count", "limited_count")
+_NUMBERS = (*_COUNTED, "elapsed", "transcript_bytes", "transcript_dropped_bytes")
+"""Columns that are zero where a row says nothing."""
 _MOVE: tuple[tuple[str, Any], ...] = (
     ("next_status", Text()),
     ("elapsed", Double()),
@@ -100,7 +103,6 @@ _MOVE: tuple[tuple[str, Any], ...] = (
     ("error_cause", Text()),
     ("error_message", Text()),
     ("meter", JSONB()),
-    ("looked_at", Boolean()),
 )
 
 
@@ -108,14 +110,27 @@ def _build_write() -> Any:
     """One statement for a whole batch: tasks are moved, each under its fence, and the runs of those that moved inserted.
 
     Returns (id, attempt) of those that moved. The rows come as one JSON text, which costs the client a tenth of what
-    arrays do, column by column. What nobody has looked at under the row's lock (``looked_at``) moves only if there was
-    nothing to see: no request to cancel it, and no task that needs it.
+    arrays do, column by column; what is usual is left out of it (``_row``). What nobody has looked at under the row's
+    lock (``looked_at``) moves only if there was nothing to see: no request to cancel it, and no task that needs it.
     """
+    ending = (
+        func.json_to_recordset(bindparam("endings", type_=JSON))
+        .table_valued(*(column(name, kind) for name, kind in (*_RUN, *_MOVE)))
+        .render_derived(name="ending", with_types=True)
+    )
+    usual = {
+        "worker": bindparam("worker", type_=Text),
+        "worker_id": bindparam("worker_id", type_=Uuid),
+        "host": bindparam("host", type_=Text),
+        "transcript_replaced": false(),
+        "next_status": ending.c.status,
+    } | dict.fromkeys(_NUMBERS, literal_column("0"))
     new = (
         select(
-            func.json_to_recordset(bindparam("endings", type_=JSON))
-            .table_valued(*(column(name, kind) for name, kind in (*_RUN, *_MOVE)))
-            .render_derived(name="ending", with_types=True)
+            *(
+                func.coalesce(ending.c[name], usual[name]).label(name) if name in usual else ending.c[name]
+                for name, _ in (*_RUN, *_MOVE)
+            )
         )
         .cte("new")
         .prefix_with("MATERIALIZED")
@@ -147,9 +162,10 @@ def _build_write() -> Any:
             Task.attempt == new.c.attempt,
             Task.claimed_by == new.c.worker_id,
             Task.status == literal_column("'running'", Text),
-            new.c.looked_at | (Task.cancel_requested_at.is_(None) & ~Task.is_parent),
+            bindparam("looked_at", type_=Boolean) | (Task.cancel_requested_at.is_(None) & ~Task.is_parent),
         )
         .values(
+            agent=Task.agent,  # see the claim
             status=new.c.next_status,
             claimed_by=null(),
             finished_at=case((done | failed | cancelled, Task.started_at + _seconds(new.c.elapsed))),
@@ -170,16 +186,16 @@ def _build_write() -> Any:
             meter=func.coalesce(new.c.meter, Task.meter),
             live_usage=null(),
         )
-        .returning(Task.id, Task.attempt)
+        .returning(Task.id, Task.attempt, Task.started_at)
         .cte("moved")
     )
     runs = (
         insert(table(Run))
         .from_select(
-            [*(name for name, _ in _RUN), "finished_at"],
-            select(*(new.c[name] for name, _ in _RUN), new.c.started_at + _seconds(new.c.elapsed)).join(
-                moved, (moved.c.id == new.c.task_id) & (moved.c.attempt == new.c.attempt)
-            ),
+            [*(name for name, _ in _RUN), "started_at", "finished_at"],
+            select(
+                *(new.c[name] for name, _ in _RUN), moved.c.started_at, moved.c.started_at + _seconds(new.c.elapsed)
+            ).join(moved, (moved.c.id == new.c.task_id) & (moved.c.attempt == new.c.attempt)),
         )
         .on_conflict_do_nothing(index_elements=["task_id", "attempt"])
         .cte("written")
@@ -204,8 +220,8 @@ def write_alone(session: Session, endings: Sequence[Ending]) -> tuple[set[tuple[
     What stays, with nothing written of it: attempts that no longer own their task, tasks that others need, and those
     that somebody asked to cancel. One statement; the caller commits all the same.
     """
-    rows = [_row(ending, looked_at=False) for ending in endings]
-    moved = {(id_, attempt) for id_, attempt in alone(session.connection()).execute(_WRITE, {"endings": rows})}
+    rows = alone(session.connection()).execute(_WRITE, _values(endings, looked_at=False))
+    moved = {(id_, attempt) for id_, attempt in rows}
     # The end of a task with a key makes room for another one of that key.
     wakes = [e.claim for e in endings if _ready(e) or e.claim.keyed]
     wake = {claim.agent for claim in wakes if (claim.task_id, claim.attempt) in moved}
@@ -225,8 +241,8 @@ def write(session: Session, endings: Sequence[Ending], families: Iterable[int] |
     """
     if not endings:
         return set()
-    rows = [_row(ending, looked_at=True) for ending in endings]
-    written = {(id_, attempt) for id_, attempt in session.connection().execute(_WRITE, {"endings": rows})}
+    rows = session.connection().execute(_WRITE, _values(endings, looked_at=True))
+    written = {(id_, attempt) for id_, attempt in rows}
     missing = sorted({(ending.claim.task_id, ending.claim.attempt) for ending in endings} - written)
     if missing:
         raise AssertionError(f"tasks moved although their rows were locked: {missing}")
@@ -256,42 +272,37 @@ def write(session: Session, endings: Sequence[Ending], families: Iterable[int] |
     return wake
 
 
-def _row(ending: Ending, *, looked_at: bool) -> dict[str, Any]:
-    """One ending as the object that the statement reads; what is left out is NULL."""
+def _values(endings: Sequence[Ending], *, looked_at: bool) -> dict[str, Any]:
+    """What the statement is given: who ran them, if it was one worker, is said once."""
+    ran = {(ending.worker, ending.claim.claimed_by, ending.host) for ending in endings}
+    worker, worker_id, host = ran.pop() if len(ran) == 1 else (None, None, None)
+    rows = [_row(ending) for ending in endings]
+    if worker_id is None:
+        for row, ending in zip(rows, endings, strict=True):
+            row |= {"worker": ending.worker, "worker_id": str(ending.claim.claimed_by), "host": ending.host}
+    return {"endings": rows, "worker": worker, "worker_id": worker_id, "host": host, "looked_at": looked_at}
+
+
+def _row(ending: Ending) -> dict[str, Any]:
+    """One ending as the object that the statement reads; what is left out is NULL there, or what is usual."""
     claim, outcome, settlement = ending.claim, ending.outcome, ending.settlement
-    row: dict[str, Any] = {
-        "task_id": claim.task_id,
-        "attempt": claim.attempt,
-        "status": outcome.status,
-        "worker": ending.worker,
-        "worker_id": str(claim.claimed_by),
-        "host": ending.host,
-        "started_at": claim.started_at.isoformat(),
-        "next_status": settlement.status,
-        "elapsed": outcome.elapsed if outcome.elapsed > 0 else 0.0,
-        "delay": settlement.delay,
-        "retry_count": settlement.retry_count,
-        "lost_count": settlement.lost_count,
-        "limited_count": settlement.limited_count,
-        "looked_at": looked_at,
-    }
-    optional = (
-        ("cause", outcome.cause),
-        ("message", outcome.message),
-        ("exit_code", outcome.exit_code),
-        ("signal", outcome.signal),
-        ("result", outcome.result),
-        ("session", outcome.session or claim.session),
-    )
-    row.update((name, value) for name, value in optional if value is not None)
-    if outcome.workspace is not None or claim.workspace is not None:
+    row: dict[str, Any] = {"task_id": claim.task_id, "attempt": claim.attempt, "status": outcome.status}
+    if outcome.elapsed > 0:
+        row["elapsed"] = outcome.elapsed
+    if (session := outcome.session or claim.session) is not None:
+        row["session"] = session
+    if (workspace := outcome.workspace or claim.workspace) is not None:
         # A lost attempt says nothing: what its live row told is on the claim that is read back.
-        row["workspace"] = outcome.workspace or claim.workspace
+        row["workspace"] = workspace
+    for name in _SAID:
+        if (said := getattr(outcome, name)) is not None:
+            row[name] = said
     if outcome.notes:
         row["notes"] = list(outcome.notes)
     size = outcome.transcript
-    row["transcript_bytes"], row["transcript_dropped_bytes"] = size.bytes, size.dropped_bytes
-    row["transcript_replaced"] = size.replaced
+    if size.bytes or size.dropped_bytes or size.replaced:
+        row["transcript_bytes"], row["transcript_dropped_bytes"] = size.bytes, size.dropped_bytes
+        row["transcript_replaced"] = size.replaced
     usage = outcome.usage
     if usage is not None:
         row |= {
@@ -307,6 +318,12 @@ def _row(ending: Ending, *, looked_at: bool) -> dict[str, Any]:
         }
         if usage.carry is not None:
             row["meter"] = usage.carry
+    for name in _COUNTED:
+        if number := getattr(settlement, name):
+            row[name] = number
+    if settlement.status is TaskStatus.DONE and outcome.status is OutcomeClass.DONE:
+        return row
+    row["next_status"] = settlement.status
     if settlement.at is not None:
         row["reset_at"] = settlement.at.isoformat()
     if settlement.limited_since is not None:
@@ -319,6 +336,8 @@ def _row(ending: Ending, *, looked_at: bool) -> dict[str, Any]:
         row["error_message"] = settlement.message or outcome.message
     return row
 
+
+_SAID = ("cause", "message", "exit_code", "signal", "result")
 
 _WRITE = _build_write()
 

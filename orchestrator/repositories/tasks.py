@@ -417,22 +417,15 @@ def _build_claim(many: bool, of_plan: bool, suspects: bool, chosen: bool = False
         .add_cte(demoted)
         .where(ripe, base == open_agents.c.route)
         .values(
+            # Left alone, it would cost more than the rest: of a column that is generated from it (``route``) the server
+            # reads the expression anew for each row that an UPDATE does not change it in, and once where it does.
+            agent=Task.agent,
             status=TaskStatus.RUNNING.value,
             attempt=Task.attempt + 1,
             claimed_by=bindparam("worker", type_=Uuid),
             started_at=now,
             max_retries=func.coalesce(Task.max_retries, open_agents.c.max_retries),
-            retry=func.coalesce(
-                Task.retry,
-                func.jsonb_build_object(
-                    literal_column("'initial'"),
-                    open_agents.c.retry_initial,
-                    literal_column("'factor'"),
-                    open_agents.c.retry_factor,
-                    literal_column("'max'"),
-                    open_agents.c.retry_max,
-                ),
-            ),
+            retry=func.coalesce(Task.retry, open_agents.c.retry),
             budget_seconds=func.coalesce(Task.budget_seconds, open_agents.c.seconds),
             budget_tokens=func.coalesce(Task.budget_tokens, open_agents.c.tokens),
             budget_usd=func.coalesce(Task.budget_usd, open_agents.c.usd),
