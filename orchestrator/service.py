@@ -256,6 +256,8 @@ class Orchestrator:
 
     async def _execute(self, claim: Claim, agent: Agent, live: Live, stop: Stop) -> Outcome:
         started = boot_clock()
+        if stop.reason is not None:  # asked to end before it began: nothing of it may be seen
+            return Outcome(stop.reason, cause=str(stop.reason), message=stop.message)
         spending = None
         if needed(claim, self._prices):
             model = agent.defaults.model

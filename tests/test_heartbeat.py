@@ -40,6 +40,7 @@ class Lease:
         self.ticking = True
         self.renew: Callable[[UUID], tuple[bool, bool]] = lambda worker: (True, False)
         self.expired = threading.Event()
+        self.good = threading.Semaphore(0)
         self.stuck = threading.Event()
         self.renewed = threading.Semaphore(0)
         monkeypatch.setattr("orchestrator.worker.heartbeat.boot_clock", lambda: self.now)
@@ -50,6 +51,7 @@ class Lease:
             renew=self._renew,
             dead=lambda worker: None,
             expired=self.expired.set,
+            good=self.good.release,
             draining=lambda: None,
             reconcile=lambda: None,
             stuck=self.stuck.set,
@@ -139,6 +141,32 @@ def test_a_lease_counts_from_before_its_renewal(lease: Lease) -> None:
     assert not lease.expired.is_set()
     lease.advance(1037.1)
     assert lease.expired.wait(30)
+
+
+def test_a_renewal_that_is_answered_after_its_lease_is_worth_nothing(lease: Lease) -> None:
+    """The network held its answer up for longer than the lease: whoever was stopped for it does not start again."""
+    answer, asked = threading.Event(), threading.Event()
+
+    def held_up(_worker: UUID) -> tuple[bool, bool]:
+        asked.set()
+        answer.wait()
+        return True, False
+
+    lease.heartbeat.begin(uuid4(), lease.now)
+    assert lease.good.acquire(timeout=30)
+    lease.renew = held_up
+    assert asked.wait(30)
+    lease.advance(lease.now + 45)
+    assert lease.expired.wait(30)
+    while lease.good.acquire(blocking=False):
+        pass
+    lease.renew = unreachable
+    answer.set()
+    for _ in range(3):
+        assert lease.renewed.acquire(timeout=30)
+    assert not lease.good.acquire(blocking=False)
+    lease.renew = lambda worker: (True, False)
+    assert lease.good.acquire(timeout=30)
 
 
 def test_waking_up_is_a_second_chance(lease: Lease) -> None:
@@ -268,9 +296,7 @@ def test_a_claim_that_is_answered_after_the_death_starts_nothing(
             go_on.wait()
         return answer
 
-    async def behave(claimed: Claim, _live: Live, stop: Stop) -> Outcome:
-        if stop.reason is not None:
-            return Outcome(stop.reason)
+    async def behave(claimed: Claim, _live: Live, _stop: Stop) -> Outcome:
         begun.append(claimed.attempt)
         return Outcome(OutcomeClass.DONE)
 
@@ -287,6 +313,48 @@ def test_a_claim_that_is_answered_after_the_death_starts_nothing(
         go_on.set()
         wait_until(lambda: statuses(engine) == {"done": 1})
     assert begun == [2]
+
+
+def test_a_claim_that_is_answered_after_the_lease_starts_nothing(
+    engine: Engine, orc: Orchestrator, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network held up the answer of the claim, and with it that of a renewal: somebody else may have the task now."""
+    claim, renew = orc.claim, orc.renew
+    claimed, renewing, over = threading.Event(), threading.Event(), threading.Event()
+    begun: list[int] = []
+
+    def late_claim(*arguments: Any, **options: Any) -> Any:
+        answer = claim(*arguments, **options)
+        if answer.claims and not claimed.is_set():
+            claimed.set()
+            over.wait()
+        return answer
+
+    def late_renewal(worker: UUID, *, deaf: bool = False) -> Renewal:
+        renewal = renew(worker, deaf=deaf)
+        if claimed.is_set() and not over.is_set():
+            renewing.set()
+            over.wait()
+        return renewal
+
+    async def behave(given: Claim, _live: Live, _stop: Stop) -> Outcome:
+        begun.append(given.attempt)
+        return Outcome(OutcomeClass.DONE)
+
+    monkeypatch.setattr(orc, "claim", late_claim)
+    monkeypatch.setattr(orc, "renew", late_renewal)
+    add(engine)
+    worker = Worker(orc, [FakeAgent(behave=behave)], heartbeat=0.05, lease=4.0, watchdog=False)
+    with Working(worker):
+        wait_until(lambda: claimed.is_set() and renewing.is_set())
+        wait_until(lambda: worker._heartbeat.age > 4.0)
+        over.set()
+        wait_until(lambda: statuses(engine) == {"done": 1})
+    assert begun == [2]
+    assert query(engine, "SELECT status, message FROM runs ORDER BY attempt") == [
+        ("interrupted", "the lease could not be renewed"),
+        ("done", None),
+    ]
 
 
 def test_without_the_database_agents_are_stopped_and_handed_back(

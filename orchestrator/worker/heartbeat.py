@@ -28,9 +28,10 @@ SECOND_CHANCE = 2.0
 class Heartbeat:
     """Keeps one worker's lease.
 
-    ``renew(worker)`` returns (alive, draining) or raises. ``expired`` is called when the lease is about to end, ``dead``
-    with the old id when the worker was declared dead: it returns the new id, under which renewals go on. Both are called
-    on threads of the heartbeat.
+    ``renew(worker)`` returns (alive, draining) or raises. ``expired`` is called when the lease is about to end, ``good``
+    after each renewal that is still worth something: one whose answer was held up by the network until its lease was
+    over is not. ``dead`` is called with the old id when the worker was declared dead: it returns the new id, under which
+    renewals go on. All are called on threads of the heartbeat.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Heartbeat:
         renew: Callable[[UUID], tuple[bool, bool]],
         dead: Callable[[UUID], UUID | None],
         expired: Callable[[], None],
+        good: Callable[[], None],
         draining: Callable[[], None],
         reconcile: Callable[[], None],
         stuck: Callable[[], None],
@@ -53,6 +55,7 @@ class Heartbeat:
         self._renew = renew
         self._dead = dead
         self._expired = expired
+        self._good = good
         self._draining = draining
         self._reconcile = reconcile
         self._stuck = stuck
@@ -109,6 +112,8 @@ class Heartbeat:
                 if alive:
                     self._lease_end = asked + self._lease
                     count += 1
+                    if self.safe:
+                        self._good()
                     if draining:
                         self._draining()
                     if count % RECONCILE_EVERY == 0:

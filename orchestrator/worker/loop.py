@@ -56,6 +56,7 @@ LAST_CLAIM the five that a shutdown may take beyond its grace."""
 LAST_CLAIM = 1.0
 KILLING = 0.5
 RECORDING = 1.0
+LEASE_OVER = "the lease could not be renewed"
 TICK = 0.25
 LOOK_EVERY = 2.0
 STUBBORN = 15.0
@@ -139,6 +140,7 @@ class Worker:
             renew=self._renew,
             dead=self._declared_dead,
             expired=self._lease_over,
+            good=self._lease_good,
             draining=lambda: self._call(self._drain, "drained by an operator", None),
             reconcile=self._ask_to_reconcile,
             stuck=self._loop_stuck,
@@ -433,6 +435,9 @@ class Worker:
             elif attempt.claim.claimed_by != self._desk.worker:
                 # The answer to its claim was held up until this process had died and gone on as another worker.
                 attempt.stop.request(OutcomeClass.LOST, "its worker was declared dead")
+            elif not self._heartbeat.safe:
+                # Its claim was answered so late that somebody else may have the task by now.
+                attempt.stop.request(OutcomeClass.INTERRUPTED, LEASE_OVER)
             attempt.task = loop.create_task(self._execute(attempt))
             if self._observers:
                 self._observers.tell("started", attempt.claim)
@@ -561,9 +566,11 @@ class Worker:
 
     def _renew(self, worker: UUID) -> tuple[bool, bool]:
         renewal = self._orchestrator.renew(worker, deaf=self._hears is not None and self._hears.deaf)
-        if renewal.alive and self._stop_new is not None and self._expired_for is not None:
-            self._call(self._lease_confirmed)
         return renewal.alive, renewal.draining
+
+    def _lease_good(self) -> None:
+        if self._stop_new is not None and self._expired_for is not None:
+            self._call(self._lease_confirmed)
 
     def _lease_confirmed(self) -> None:
         if self._expired_for is not None and self._draining is None:
@@ -576,7 +583,7 @@ class Worker:
         self._expired_for = self._desk.worker
         if self._desk.running > 0:
             log.warning("worker %s could not renew its lease: stopping its agents before it ends", self._desk.name)
-        self._stop_everything(OutcomeClass.INTERRUPTED, "the lease could not be renewed")
+        self._stop_everything(OutcomeClass.INTERRUPTED, LEASE_OVER)
 
     def _declared_dead(self, old: UUID) -> UUID | None:
         """Stop everything, wait until it has stopped, and register anew. None when the worker is ending."""
