@@ -13,6 +13,7 @@ the loop starts, stops and ends attempts; the other threads ask it to.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import os
@@ -226,6 +227,9 @@ class Worker:
         Raises DatabaseUnavailable when the database cannot be reached at the start, SchemaOutOfDate. Can be called once.
         """
         loop = asyncio.new_event_loop()
+        # What is there now stays: to look through it for garbage, a hundred thousand objects each time, would cost more
+        # than claiming a task does.
+        gc.freeze()
         try:
             asyncio.set_event_loop(loop)
             return loop.run_until_complete(self.run_async(until_idle=until_idle))
@@ -236,6 +240,7 @@ class Worker:
             finally:
                 asyncio.set_event_loop(None)
                 loop.close()
+                gc.unfreeze()
 
     async def run_async(self, *, until_idle: bool = False) -> int:
         """As ``run``, on the caller's event loop."""
