@@ -61,7 +61,7 @@ from orchestrator.repositories.alerting import AlertRepository
 from orchestrator.repositories.audit import AuditRepository
 from orchestrator.repositories.breakers import BreakerRepository
 from orchestrator.repositories.checkpoints import CheckpointRepository, NewCheckpoint, Stored
-from orchestrator.repositories.claims import Claimed, Known
+from orchestrator.repositories.claims import Claimed, Known, Look
 from orchestrator.repositories.diagnosis import DiagnosisRepository
 from orchestrator.repositories.events import EventRepository
 from orchestrator.repositories.filters import TaskFilter
@@ -221,6 +221,19 @@ class Orchestrator:
             for claim in claimed.claims
         ]
         return replace(claimed, claims=claims)
+
+    def look(
+        self,
+        worker: UUID,
+        agents: Sequence[Known],
+        *,
+        plan_id: int | None = None,
+        patience: threading.Event | None = None,
+    ) -> Look:
+        """Whether there is something to claim; see ``TaskRepository.look``. Raises as ``claim`` does."""
+        return transient(
+            lambda: self._tasks.look(worker, agents, plan_id=plan_id), give_up_after=CLAIM_PATIENCE, stop=patience
+        )
 
     def _carry(self, claimed: Claimed, again: Sequence[int], patience: threading.Event | None) -> Claimed:
         """*claimed* with what the attempts before left to those of *again*: answers, checkpoints."""

@@ -51,6 +51,19 @@ class Claimed:
     keys: bool | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a worker's agents could claim, by the claim's indexes: any task at all, one with a key, one that was lost.
+
+    Whether it may in fact start (the agent is paused, its key has no room) is for the claim to find out.
+    """
+
+    alive: bool
+    ready: bool
+    keyed: bool
+    suspects: bool
+
+
 @lru_cache(256)
 def stored_budget(
     seconds: float | None, tokens: int | None, usd: float | None, turns: int | None, on_limit: str | None
@@ -121,6 +134,7 @@ __all__ = [
     "ROUTE_SEPARATOR",
     "Claimed",
     "Known",
+    "Look",
     "described",
     "retry_policy",
     "stored_budget",

@@ -2,8 +2,10 @@
 
 While there is work, it waits for a quarter of the slots or 2 ms, so that batches do not decay to single tasks. When a
 claim comes back empty, it sleeps until a hint, a due instant or the next poll; polls are jittered downwards only.
-Tasks that a worker was lost with ("suspects") are claimed one at a time: a killer takes no innocents along twice.
-Tasks with a concurrency key, or in a directory of their own, cost a look of their own, which is left out when there are none.
+A hint is answered by a claim; a poll looks first whether there is anything, which is one small statement.
+Tasks that a worker was lost with ("suspects") are claimed one at a time: a killer takes no innocents along twice. They, and
+tasks with a concurrency key or in a directory of their own, cost a claim of their own: it is made when a look, once in a
+poll's time, has seen such tasks.
 """
 
 from __future__ import annotations
@@ -67,10 +69,9 @@ class Claimer:
         self._idle = idle
         self._served = False
         """Whether the database has answered in this turn; most turns do not ask it."""
-        self._suspects_at = 0.0
-        self._keyed = True
-        self._keyed_at = 0.0
-        self._took = False
+        self._look_at = 0.0
+        self._suspects = self._keyed = False
+        """Whether the last look saw such tasks."""
         self._found = True
         self._hinted = False
         self._hinted_at: float | None = None
@@ -132,6 +133,7 @@ class Claimer:
             # Cleared before the claim: a hint that comes while it runs asks for another one.
             self._hinted = False
             self._found = True
+        polled = not self._found
         free = desk.free
         quarter = max(1, desk.slots // 4)
         if free < quarter and self._found:
@@ -150,6 +152,9 @@ class Claimer:
             return self._jitter()
         if self._found is False and not self._due():
             return max(0.001, self._next_poll - time.monotonic())
+        # Who is hinted all the time looks at last after another poll's time.
+        if (polled or time.monotonic() >= self._look_at + self._poll) and not self._look():
+            return self._nothing()
         took = self._probe() + self._claim_suspect()
         asked = desk.free
         if asked > 0:
@@ -166,6 +171,13 @@ class Claimer:
         if took:
             self._next_poll = time.monotonic() + SECOND_LOOK
             return SECOND_LOOK
+        return self._nothing()
+
+    def _nothing(self) -> float:
+        """There is nothing to claim now; return how long to wait."""
+        desk = self._desk
+        self._found = False
+        desk.wanted = 1
         if self._idle is not None and not desk.held and self._orchestrator.idle(self._known, self._plan_id):
             self._idle()
         pause = self._gates.soon(self._jitter())
@@ -176,12 +188,28 @@ class Claimer:
         """Whether it is time to look again although the last look found nothing."""
         return time.monotonic() >= self._next_poll or (self._idle is not None and not self._desk.held)
 
+    def _look(self) -> bool:
+        """Whether there is anything to claim."""
+        worker = self._desk.worker
+        if worker is None:
+            return False
+        began = time.monotonic()
+        seen = self._orchestrator.look(worker, self._known, plan_id=self._plan_id, patience=self._closing)
+        self._served = True
+        self._look_at = time.monotonic() + self._poll
+        if not seen.ready:
+            self._hinted_at = None
+            self._metrics.claimed([], 0.0, seconds=time.monotonic() - began, waits=[])
+        self._keyed, self._suspects = seen.keyed, seen.suspects
+        if not seen.alive:
+            self._dead()
+        return seen.alive and seen.ready
+
     def _claim_suspect(self) -> int:
         desk = self._desk
-        now = time.monotonic()
-        if now < self._suspects_at or (desk.suspect is not None and desk.suspect in desk.held):
+        if not self._suspects or (desk.suspect is not None and desk.suspect in desk.held):
             return 0
-        self._suspects_at = now + self._jitter()
+        self._suspects = False
         return sum(self._claim(1, known, suspects=True) for known, _ in self._gates.offers(1, desk.attempts)[-1:])
 
     def _claim_offered(self, free: int) -> int:
@@ -215,20 +243,18 @@ class Claimer:
         worker = desk.worker
         if worker is None or self._closing.is_set():
             return 0
-        # Tasks with keys are looked for while there are some, and once in a poll's time beside others; a claim that finds
-        # nothing else looks by itself. What was found for some of the agents says nothing of the others.
+        # Tasks with keys are looked for while there are some; a claim that finds nothing else looks by itself. What was
+        # found for some of the agents says nothing of the others.
         part = suspects or len(known) < len(self._known)
-        keyed = not suspects and (part or self._keyed or (self._took and time.monotonic() >= self._keyed_at))
+        keyed = not suspects and (part or self._keyed)
         hinted, began = self._hinted_at, time.monotonic()
         claimed = self._orchestrator.claim(
             worker, known, limit, plan_id=self._plan_id, suspects=suspects, keyed=keyed, patience=self._closing
         )
         if claimed.keys is not None and not part:
-            self._keyed, self._keyed_at = claimed.keys, time.monotonic() + self._jitter()
+            self._keyed = claimed.keys
         self._served = True
         claims = claimed.claims
-        if not part:
-            self._took = bool(claims)
         if not suspects or claims:
             now = time.monotonic()
             self._metrics.claimed(
