@@ -13,6 +13,9 @@ import pytest
 from sqlalchemy import Engine
 
 from orchestrator import liveness
+from orchestrator.agents.protocol import Live, Stop
+from orchestrator.domain.outcome import Claim, Outcome
+from orchestrator.domain.words import OutcomeClass
 from orchestrator.worker import Worker
 from tests.conftest import WaitUntil
 from tests.working import FakeAgent, add, orchestrator, query, statuses
@@ -102,6 +105,39 @@ def test_a_killed_worker_loses_no_task(engine: Engine, database_url: str, proces
     assert query(engine, "SELECT retry_count FROM tasks") == [(0,)]
     ((why,),) = query(engine, "SELECT dead_why FROM workers WHERE name = 'killed'")
     assert "process" in why
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_what_an_agent_told_survives_its_worker(
+    engine: Engine, database_url: str, processes: list[Process], wait_until: WaitUntil, how: signal.Signals
+) -> None:
+    """Tokens and USD are in the run, though incomplete, and the next attempt goes on in the same session (S34)."""
+    add(engine)
+    worker = Process(database_url, "tells", grace=0.0)
+    processes.append(worker)
+    worker.inside()
+    wait_until(lambda: query(engine, "SELECT 1 FROM tasks WHERE live_usage IS NOT NULL AND session IS NOT NULL"))
+    worker.process.send_signal(how)
+    worker.ended()
+    sessions: list[str | None] = []
+
+    async def behave(claim: Claim, _live: Live, _stop: Stop) -> Outcome:
+        sessions.append(claim.session)
+        return Outcome(OutcomeClass.DONE)
+
+    with orchestrator(database_url) as orc:
+        Worker(orc, [FakeAgent(behave=behave)]).run(until_idle=True)
+    lost = "lost" if how is signal.SIGKILL else "interrupted"
+    assert query(
+        engine,
+        "SELECT status, input_tokens, output_tokens, total_tokens, cost_usd, turns, model, usage_complete, session"
+        " FROM runs ORDER BY attempt",
+    ) == [
+        (lost, 900, 100, 1000, 0.25, 3, "m", False, "session-1"),
+        ("done", None, None, None, None, None, None, None, "session-1"),
+    ]
+    assert sessions == ["session-1"]
+    assert query(engine, "SELECT live_usage FROM tasks") == [(None,)]
 
 
 def test_sigterm_hands_the_task_back(engine: Engine, database_url: str, processes: list[Process]) -> None:

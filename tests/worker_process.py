@@ -1,8 +1,8 @@
 """A worker in a process of its own, for tests that kill it: ``python -m tests.worker_process URL MODE``.
 
 It says ``inside`` on stdout when an agent works. Modes ``after-claim``, ``during-run``, ``before-record`` and
-``after-record`` end the process by SIGKILL at that point; ``wait`` works until it is told to stop; ``stubborn`` does not
-even then; ``command`` runs a command with a grandchild that ignores SIGTERM.
+``after-record`` end the process by SIGKILL at that point; ``wait`` works until it is told to stop, ``tells`` as well, and
+tells of usage and session before; ``stubborn`` does not stop even then; ``command`` runs a command with a grandchild that ignores SIGTERM.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from orchestrator.agents.protocol import Agent, Live, Stop
 from orchestrator.domain.given import AgentDefinition
-from orchestrator.domain.outcome import Claim, Outcome
+from orchestrator.domain.outcome import Claim, Outcome, Usage
 from orchestrator.domain.words import OutcomeClass
 from orchestrator.service import AgentLike, Orchestrator
 from orchestrator.settings import Settings
@@ -38,7 +38,10 @@ def main(url: str, mode: str, grace: float) -> int:
     orc = Orchestrator(url, settings=Settings(heartbeat=1.0, lease=60.0, sweep=0.2, poll=0.1, grace=grace))
     claim, record = orc.claim, orc.record
 
-    async def behave(_claim: Claim, _live: Live, stop: Stop) -> Outcome:
+    async def behave(_claim: Claim, live: Live, stop: Stop) -> Outcome:
+        if mode == "tells":
+            live.session("session-1")
+            live.usage(Usage(900, 100, 1000, 0.25, "reported", "process_total", turns=3, model="m"))
         print("inside", flush=True)
         if mode == "during-run":
             die()
