@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -14,6 +15,7 @@ from sqlalchemy import Engine, text
 from orchestrator.domain.given import NewTask
 from orchestrator.domain.outcome import Budget, RetryPolicy
 from orchestrator.domain.words import OnLimit
+from orchestrator.repositories.agents import AgentRepository
 from orchestrator.repositories.plans import PlanRepository
 from orchestrator.repositories.tasks import Known, TaskRepository
 from orchestrator.repositories.workers import WorkerRepository
@@ -91,6 +93,50 @@ def test_what_is_not_ready_is_not_taken(made: Making, change: str, agents: tuple
     assert taken(made, 10, *agents) == [behind]
     after = made.row(task)
     assert (after.status, after.attempt, after.claimed_by) == (before.status, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "seen"),
+    [
+        ("priority = 1", (True, True, False, False)),
+        ("lost_count = 1", (True, True, False, True)),
+        ("concurrency_key = 'k'", (True, True, True, False)),
+        ("concurrency_key = 'k', lost_count = 1", (True, True, True, True)),
+        ("held_at = now()", (True, False, False, False)),
+        ("due = false, available_at = now() + interval '1 hour'", (True, False, False, False)),
+        ("agent = 'somebody'", (True, False, False, False)),
+        ("status = 'done', finished_at = now()", (True, False, False, False)),
+    ],
+)
+def test_a_look_says_what_there_is(made: Making, change: str, seen: tuple[bool, ...]) -> None:
+    """Ready at all, with a key, lost before: one statement that takes nothing; also of one plan alone."""
+    plan = PlanRepository(made.engine).submit("p", [NewTask("other", name="t", task_hash="h")])
+    assert plan.plan_id is not None
+    made.query(f"UPDATE tasks SET {change} WHERE id = :id", id=plan.tasks[0].id)
+    known = [Known("coder"), Known("other")]
+    assert astuple(made.tasks.look(made.worker, known)) == seen
+    assert astuple(made.tasks.look(made.worker, known, plan_id=plan.plan_id)) == seen
+    assert astuple(made.tasks.look(made.worker, known, plan_id=plan.plan_id + 1)) == (True, False, False, False)
+    assert astuple(made.tasks.look(made.worker, known[:1])) == (True, False, False, False)
+    assert made.row(plan.tasks[0].id).attempt == 0
+
+
+def test_a_look_leaves_paused_agents_out(made: Making) -> None:
+    """What cannot start is nothing to claim, until somebody lets it go on."""
+    made.add(definition="abc")
+    known = [Known("coder", "abc")]
+    agents = AgentRepository(made.engine)
+    assert made.tasks.look(made.worker, known).ready
+    agents.pause("coder", actor="test")
+    assert not made.tasks.look(made.worker, known).ready
+    agents.resume("coder", actor="test")
+    assert made.tasks.look(made.worker, known).ready
+
+
+def test_a_dead_worker_is_told(made: Making) -> None:
+    """A look of a worker that was declared dead says so."""
+    WorkerRepository(made.engine).mark_gone([made.worker], "for the test")
+    assert not made.tasks.look(made.worker, [Known("coder")]).alive
 
 
 def test_agents_are_told_apart_exactly(made: Making) -> None:

@@ -2,7 +2,8 @@
 
 It says ``inside`` on stdout when an agent works. Modes ``after-claim``, ``during-run``, ``before-record`` and
 ``after-record`` end the process by SIGKILL at that point; ``wait`` works until it is told to stop, ``tells`` as well, and
-tells of usage and session before; ``stubborn`` does not stop even then; ``command`` runs a command with a grandchild that ignores SIGTERM.
+tells of usage and session before; ``stubborn`` does not stop even then; ``command`` runs a command with a grandchild that
+ignores SIGTERM.
 """
 
 from __future__ import annotations

@@ -317,12 +317,7 @@ def _build_claim(many: bool, of_plan: bool, suspects: bool, chosen: bool = False
         .table_valued(*(column(name, kind) for name, kind in KNOWN))
         .render_derived(name="known", with_types=True)
     )
-    paused = exists().where(
-        AgentState.name == known.c.agent,
-        AgentState.paused_at.is_not(None),
-        (AgentState.paused_until.is_(None)) | (AgentState.paused_until > func.clock_timestamp()),
-    )
-    open_agents = select(known).where(~paused).cte("open_agents").prefix_with("MATERIALIZED")
+    open_agents = select(known).where(~_paused(known.c.agent)).cte("open_agents").prefix_with("MATERIALIZED")
     # Locked FOR KEY SHARE: whoever declares this worker dead locks the row FOR UPDATE and so waits for this claim, or
     # this claim waits and then finds it dead. No claim of a dead worker can appear after its tasks were taken back.
     me = (
@@ -457,6 +452,15 @@ def _build_claim(many: bool, of_plan: bool, suspects: bool, chosen: bool = False
     )
 
 
+def _paused(agent: Any) -> Any:
+    """Whether somebody has paused *agent*."""
+    return exists().where(
+        AgentState.name == agent,
+        AgentState.paused_at.is_not(None),
+        (AgentState.paused_until.is_(None)) | (AgentState.paused_until > func.clock_timestamp()),
+    )
+
+
 _CLAIM_COLUMNS = (
     Task.id,
     Task.attempt,
@@ -522,16 +526,21 @@ def _ready(of_plan: bool, suspects: bool, route: Any = None) -> list[Any]:
 def _build_left(of_plan: bool, *kinds: bool) -> Any:
     """Whether the worker lives, and whether anything is ready by the claim's index: without a key, and with one.
 
-    *kinds*: what has never been lost (False), what was (True), or both.
+    What belongs to a paused agent is not ready. *kinds*: what has never been lost (False), what was (True), or both.
     """
     routes = func.unnest(bindparam("known_routes", type_=ARRAY(Text)))
     known = routes.table_valued(column("route", Text)).render_derived(name="known")
-    begin, end = (known.c.route.concat(literal_column(f"E'\\x{mark}'", Text)) for mark in ("1e", "1f"))
+    agent = func.split_part(known.c.route, literal_column("E'\\x1f'"), literal_column("1"))
+    going = select(known.c.route).where(~_paused(agent)).cte("going").prefix_with("MATERIALIZED")
+    mine = any_(func.array(select(going.c.route).scalar_subquery(), type_=ARRAY(Text)))
+    begin, end = (going.c.route.concat(literal_column(f"E'\\x{mark}'", Text)) for mark in ("1e", "1f"))
     found = [exists().where(WorkerRow.id == bindparam("worker", type_=Uuid), WorkerRow.dead_at.is_(None))]
     for suspects in kinds:
         keyed = _ready(of_plan, suspects, and_(Task.route > begin, Task.route < end))
-        found.append(exists().where(*_ready(of_plan, suspects)))
-        found.append(exists(select(literal_column("1")).select_from(known.join(Task, and_(*keyed)))))
+        found.append(exists().where(*_ready(of_plan, suspects, Task.route == mine)))
+        # The LIMIT keeps it from being planned as a join that reads all that is ready, once for each agent.
+        one = select(Task.id).where(*keyed).correlate(going).limit(literal_column("1")).lateral("one")
+        found.append(exists(select(one.c.id).select_from(going.join(one, true()))))
     return select(*found)
 
 
