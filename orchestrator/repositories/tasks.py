@@ -16,7 +16,6 @@ from sqlalchemy import (
     ARRAY,
     JSON,
     BigInteger,
-    Double,
     Engine,
     Integer,
     Row,
@@ -43,21 +42,20 @@ from sqlalchemy.orm import Session, aliased, sessionmaker
 
 from orchestrator.database.engine import alone
 from orchestrator.domain.entities import AgentState, Dependency, Task, WorkerRow, table
-from orchestrator.domain.outcome import Claim, Outcome, Usage, traceparent
+from orchestrator.domain.outcome import Claim, Outcome, Usage
 from orchestrator.domain.settle import Settlement, settle
 from orchestrator.domain.words import OutcomeClass, TaskStatus
 from orchestrator.repositories import keys
 from orchestrator.repositories.claims import (
-    DEFAULT_MAX_RETRIES,
+    CLAIM_COLUMNS,
     KNOWN,
     ROUTE_SEPARATOR,
     Claimed,
     Known,
     Look,
+    claim_of,
     described,
     retry_policy,
-    stored_budget,
-    stored_policy,
 )
 from orchestrator.repositories.runs import Ended, storable
 from orchestrator.repositories.settling import Ending, write
@@ -137,8 +135,8 @@ class TaskRepository:
                     break
         if not rows and seen is None and alive:  # nothing else to do, and there are some
             seen, holders, held = self._claim_keyed(worker, agents, limit, plan_id, suspects)
-        claims = [(row.priority, _claim(row)) for row in rows]
-        claims += [(row.priority, replace(_claim(row), keyed=True)) for row in holders]
+        claims = [(row.priority, claim_of(row)) for row in rows]
+        claims += [(row.priority, replace(claim_of(row), keyed=True)) for row in holders]
         claims.sort(key=lambda each: (-each[0], each[1].task_id))
         return Claimed([claim for _, claim in claims], held, alive, seen)
 
@@ -447,7 +445,7 @@ def _build_claim(many: bool, of_plan: bool, suspects: bool, chosen: bool = False
             last_output_at=null(),
             live_usage=null(),
         )
-        .returning(*_CLAIM_COLUMNS)
+        .returning(*CLAIM_COLUMNS)
         .execution_options(synchronize_session=False)
     )
 
@@ -461,40 +459,6 @@ def _paused(agent: Any) -> Any:
     )
 
 
-_CLAIM_COLUMNS = (
-    Task.id,
-    Task.attempt,
-    Task.claimed_by,
-    Task.agent,
-    Task.started_at,
-    Task.input,
-    Task.params,
-    Task.template,
-    Task.title,
-    Task.name,
-    Task.plan,
-    Task.priority,
-    Task.budget_seconds,
-    Task.budget_tokens,
-    Task.budget_usd,
-    Task.budget_turns,
-    Task.on_limit,
-    cast(Task.retry, Text).label("retry"),
-    Task.max_retries,
-    Task.retry_count,
-    Task.lost_count,
-    Task.limited_count,
-    Task.limited_since,
-    Task.session,
-    Task.definition,
-    Task.dir,
-    Task.meter,
-    Task.cancel_requested_at,
-    Task.workspace,
-    Task.traceparent,
-    cast(func.extract("epoch", Task.started_at - Task.available_at), Double).label("waited"),
-)
-_CLAIM_WIDTH = len(_CLAIM_COLUMNS)
 _CLAIMS = {
     (many, of_plan, suspects): _build_claim(many, of_plan, suspects)
     for many in (False, True)
@@ -562,71 +526,6 @@ _LOOK = {plan: _build_left(plan, False, True) for plan in (False, True)}
 _DEMOTE = {(plan, suspects): _build_demote(plan, suspects) for plan in (False, True) for suspects in (False, True)}
 
 
-def _claim(row: Row[Any]) -> Claim:
-    # By position: a claim is made thousands of times a second, and a lookup by name costs more than the value.
-    (
-        id_,
-        attempt,
-        claimed_by,
-        agent,
-        started_at,
-        input_,
-        params,
-        template,
-        title,
-        name,
-        plan,
-        _priority,
-        seconds,
-        tokens,
-        usd,
-        turns,
-        on_limit,
-        retry,
-        max_retries,
-        retry_count,
-        lost_count,
-        limited_count,
-        limited_since,
-        session,
-        definition,
-        dir_,
-        meter,
-        cancel_requested_at,
-        workspace,
-        trace,
-        waited,
-    ) = row[:_CLAIM_WIDTH]
-    return Claim(
-        id_,
-        attempt,
-        claimed_by,
-        agent,
-        started_at,
-        input_,
-        params or {},
-        template,
-        title,
-        name,
-        plan,
-        stored_budget(seconds, tokens, usd, turns, on_limit),
-        stored_policy(retry),
-        DEFAULT_MAX_RETRIES if max_retries is None else max_retries,
-        retry_count,
-        lost_count,
-        limited_count,
-        limited_since,
-        session,
-        meter,
-        definition,
-        dir_,
-        cancel_requested_at is not None,
-        workspace=workspace,
-        waited=waited,
-        traceparent=traceparent(trace),
-    )
-
-
 # -- taking back --------------------------------------------------------------------------------------------------
 
 
@@ -634,7 +533,7 @@ def _running(*conditions: Any) -> Select[Any]:
     """Running tasks that match, locked in id order; rows that somebody is moving are skipped. Uses tasks_running."""
     return (
         select(
-            *_CLAIM_COLUMNS,
+            *CLAIM_COLUMNS,
             WorkerRow.name.label("worker"),
             WorkerRow.host,
             WorkerRow.held,
@@ -652,7 +551,7 @@ def _running(*conditions: Any) -> Select[Any]:
 def _lose(session: Session, rows: Sequence[Row[Any]], give_up_after: float) -> list[tuple[int, int, str]]:
     endings = []
     for row in rows:
-        claim = _claim(row)
+        claim = claim_of(row)
         message = f"worker {row.worker or claim.claimed_by} is gone"
         outcome = _unreported(row, OutcomeClass.LOST, "worker_lost", message)
         settlement = settle(
@@ -666,7 +565,7 @@ def _lose(session: Session, rows: Sequence[Row[Any]], give_up_after: float) -> l
 def _hand_back(session: Session, rows: Sequence[Row[Any]], reason: str) -> int:
     endings = []
     for row in rows:
-        claim = _claim(row)
+        claim = claim_of(row)
         outcome = _unreported(row, OutcomeClass.INTERRUPTED, "handed_back", reason)
         settlement = settle(claim, outcome, cancel_requested=claim.cancel_requested)
         endings.append(_ending(claim, outcome, settlement, row))

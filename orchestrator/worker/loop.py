@@ -43,7 +43,7 @@ from orchestrator.worker.gates import Gates
 from orchestrator.worker.heartbeat import Heartbeat
 from orchestrator.worker.observer import Attempt, Key, Observer, Observers, Watched
 from orchestrator.worker.recorder import Recorder, interrupted
-from orchestrator.worker.shutdown import Signals
+from orchestrator.worker.shutdown import Signals, cancel_rest
 from orchestrator.worker.spool import Spool
 from orchestrator.worker.watchdog import Sweeper, once
 
@@ -236,7 +236,7 @@ class Worker:
         finally:
             # Not asyncio.run: it would wait for ever for a coroutine that swallows its cancellation.
             try:
-                _cancel_rest(loop)
+                cancel_rest(loop)
             finally:
                 asyncio.set_event_loop(None)
                 loop.close()
@@ -689,15 +689,6 @@ async def _in_thread(function: Callable[[], T]) -> T:
 
     threading.Thread(target=work, daemon=True).start()
     return await future
-
-
-def _cancel_rest(loop: asyncio.AbstractEventLoop) -> None:
-    rest = [task for task in asyncio.all_tasks(loop) if not task.done()]
-    for task in rest:
-        task.cancel()
-    if rest:
-        loop.run_until_complete(asyncio.wait(rest, timeout=0.5))
-    loop.run_until_complete(loop.shutdown_asyncgens())
 
 
 __all__ = ["Worker"]

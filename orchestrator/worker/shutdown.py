@@ -1,4 +1,5 @@
-"""Signals: the first SIGTERM or SIGINT drains, the second SIGINT ends at once, the third does not even wait for that."""
+"""The end of a worker: the first SIGTERM or SIGINT drains, the second SIGINT ends at once, the third does not even wait
+for that; and what is left on its event loop is cancelled."""
 
 from __future__ import annotations
 
@@ -59,4 +60,14 @@ class Signals:
             self._loop.call_soon_threadsafe(function, *arguments)
 
 
-__all__ = ["Signals"]
+def cancel_rest(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what still runs on *loop*, which has stopped, and give it half a second to end."""
+    rest = [task for task in asyncio.all_tasks(loop) if not task.done()]
+    for task in rest:
+        task.cancel()
+    if rest:
+        loop.run_until_complete(asyncio.wait(rest, timeout=0.5))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+
+
+__all__ = ["Signals", "cancel_rest"]
