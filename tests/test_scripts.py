@@ -17,6 +17,7 @@ SCRIPTS = [
     "scripts/test-real-agents",
     "scripts/check",
     "scripts/lock",
+    "scripts/bench",
     "scripts/chaos",
     "scripts/environment",
     ".ci/run",
