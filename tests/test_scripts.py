@@ -134,3 +134,20 @@ def test_quickstart_explains_itself() -> None:
     """--help says what it does and installs nothing."""
     result = subprocess.run([ROOT / "scripts/quickstart", "--help"], capture_output=True, text=True, check=True)
     assert "embedded PostgreSQL" in result.stdout
+
+
+@pytest.mark.slow
+def test_agents_that_cannot_be_installed(tmp_path: Path) -> None:
+    """The installation of the real agent CLIs stops at its first failure, says which, and is not taken for complete."""
+    done = subprocess.run(
+        [ROOT / "scripts" / "test-real-agents", "--install"],
+        env={**os.environ, "TEST_AGENTS_CACHE": str(tmp_path), "UV_OFFLINE": "1", "UV_NO_CACHE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "the packages of tests/real/requirements.lock could not be installed" in done.stderr
+    assert "test-real-agents: the agent CLIs could not be installed; see the messages above" in done.stderr
+    assert list(tmp_path.glob("*/complete")) == []
+    assert list(tmp_path.glob("*/node_modules")) == []

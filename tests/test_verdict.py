@@ -190,6 +190,13 @@ CASES: list[tuple[str, dict[str, Any], str, str | None, str | None]] = [
         "API Error: 401 authentication_error",
     ),
     (
+        "the name of a lost login as the last word",
+        {"output": "jsonl", "stderr": b"AuthenticationError\n", "exit_code": 1},
+        "unauthenticated",
+        "authentication",
+        "exit 1: AuthenticationError",
+    ),
+    (
         "too long",
         {"output": "claude", "stdout": result(is_error=True, api_error_status=400, result="Prompt is too long")},
         "permanent",

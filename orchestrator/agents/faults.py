@@ -122,7 +122,7 @@ _WORDS: tuple[tuple[re.Pattern[str], OutcomeClass, str], ...] = tuple(
             "overloaded",
         ),
         (
-            r"not logged in|please run /login|please log ?in|authentication[_ ](?:error|failed)|invalid (?:x-)?api[ _-]key"
+            r"not logged in|please run /login|please log ?in|authentication[_ ]?(?:error|failed)|invalid (?:x-)?api[ _-]key"
             r"|incorrect api key|api key not valid|oauth token (?:has expired|revoked)|token (?:has )?expired|unauthorized"
             r"|\b(?:status|error|code|http)\W{0,3}(?:code\W{0,2})?40[13]\b|permission_error",
             OutcomeClass.UNAUTHENTICATED,

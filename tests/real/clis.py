@@ -11,6 +11,8 @@ import os
 import re
 import subprocess
 import sys
+import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +37,7 @@ class ModelServer:
     """The model server of these tests, as a process of its own."""
 
     port: int
+    next_look: float = 0.0
 
     @property
     def url(self) -> str:
@@ -48,8 +51,12 @@ class ModelServer:
         return found
 
     def asked(self, words: str) -> bool:
-        """Whether a request held *words*."""
-        return words in json.dumps(self.requests())
+        """Whether a prompt that it was sent held *words*; looked at ten times a second at most."""
+        if time.monotonic() < self.next_look:
+            return False
+        self.next_look = time.monotonic() + 0.1
+        with urllib.request.urlopen(f"{self.url}/_mock/asked?{urllib.parse.quote(words)}", timeout=60) as answer:
+            return bool(answer.read() == b"yes")
 
 
 @contextmanager
@@ -197,6 +204,12 @@ enabled = false
             "general": {"enableAutoUpdate": False, "maxAttempts": 2},
         }
         (settings / "settings.json").write_text(json.dumps(told))
+
+    def permissions(self, told: dict[str, str]) -> None:
+        """What OpenCode asks leave for; Gemini CLI asks by itself."""
+        if self.page == "opencode":
+            path = self.work / "opencode.json"
+            path.write_text(json.dumps({**json.loads(path.read_text()), "permission": told}))
 
     def _opencode(self) -> None:
         self.env |= {"OPENAI_API_KEY": KEY, "OPENCODE_DISABLE_MODELS_FETCH": "1"}
