@@ -59,9 +59,10 @@ def test_a_wrong_command_line_says_what_was_expected(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(480)
 def test_small_rows_are_measured_and_reported() -> None:
     """A smoke run gives one JSON document in which every figure has its runs, and leaves the judgement to readers."""
-    names = ["drain", "adding", "history", "holds", "cli"]
+    names = ["drain", "guarantees", "cli"]
     done = bench("--small", "--rows", ",".join(names))
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -72,7 +73,7 @@ def test_small_rows_are_measured_and_reported() -> None:
         assert row["figures"], name
         for figure in row["figures"]:
             assert len(figure["runs"]) == 1, figure
-            assert figure["median"] > 0, figure
+            assert figure["median"] >= 0, figure
             assert figure["met"] in (None, "no", "must", "goal"), figure
             assert ("limit" in figure) == (figure["ratio"] is not None), figure
 

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 
 from orchestrator.domain.given import NewTask
 from orchestrator.domain.outcome import Budget, RetryPolicy
@@ -400,6 +400,31 @@ def test_promotion_makes_due_what_is_due(made: Making) -> None:
     assert taken(made, 5, *MANY) == [soon]
     made.query("UPDATE tasks SET available_at = clock_timestamp() WHERE id = :id", id=late)
     assert made.tasks.promote() == ({"other"}, None)
+
+
+def test_promotion_reads_only_what_is_due(made: Making) -> None:
+    """With 5,000 future-dated tasks the look for those that are due ends at the first that is not."""
+    made.query(
+        "INSERT INTO tasks (agent, due, available_at)"
+        " SELECT 'coder', false, now() + interval '1 day' + n * interval '1 s' FROM generate_series(1, 5000) AS n"
+    )
+    made.query("ANALYZE tasks")
+    plans: list[str] = []
+
+    def explain(connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if "ripe" in statement:
+            with connection.connection.cursor() as cursor:
+                cursor.execute("EXPLAIN (ANALYZE, TIMING OFF) " + statement, parameters)
+                plans.append("\n".join(line for (line,) in cursor.fetchall()))
+
+    event.listen(made.engine, "before_cursor_execute", explain)
+    try:
+        assert made.tasks.promote()[0] == set()
+    finally:
+        event.remove(made.engine, "before_cursor_execute", explain)
+    (plan,) = plans
+    assert "tasks_not_due" in plan, plan
+    assert "Rows Removed by Filter" not in plan, plan
 
 
 def test_a_task_at_a_time_that_has_passed_is_due_at_once(made: Making) -> None:

@@ -195,9 +195,11 @@ class TaskRepository:
 
         Uses the index tasks_not_due. Committed on return.
         """
+        # Asked for once: compared with the function itself, which may differ from row to row, the whole index is read.
+        now = select(func.clock_timestamp()).scalar_subquery()
         ripe = (
             select(Task.id)
-            .where(Task.status == TaskStatus.PENDING, ~Task.due, Task.available_at <= func.clock_timestamp())
+            .where(Task.status == TaskStatus.PENDING, ~Task.due, Task.available_at <= now)
             .order_by(Task.available_at)
             .limit(limit)
             .with_for_update(skip_locked=True, key_share=True)

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from orchestrator.settings import __version__
-from tests.bench import rows, scale
+from tests.bench import guarantees, rows, scale
 from tests.bench.figures import Figure
 from tests.bench.ground import Ground
 from tests.bench.rows import Bench
@@ -38,6 +38,7 @@ ROWS: dict[str, Callable[[Bench], list[Figure]]] = {
     "history": scale.history,
     "pinned": scale.pinned,
     "holds": rows.holds,
+    "guarantees": guarantees.guarantees,
     "together": scale.together,
     "ten-thousand": scale.ten_thousand,
     "fleet": scale.fleet,
