@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestrator.agents.functions import Permanent, RateLimited, StepResult, Transient, agent
+    from orchestrator.agents.functions import Context, Permanent, RateLimited, StepResult, Transient, agent
     from orchestrator.agents.protocol import Agent, AgentDefaults, Live, Stop
     from orchestrator.aio import AsyncOrchestrator
     from orchestrator.domain.entities import Run, Task
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from orchestrator.worker import Watchdog, Worker
 
 _HOMES = {
-    "orchestrator.agents.functions": ("Permanent", "RateLimited", "StepResult", "Transient", "agent"),
+    "orchestrator.agents.functions": ("Context", "Permanent", "RateLimited", "StepResult", "Transient", "agent"),
     "orchestrator.agents.protocol": ("Agent", "AgentDefaults", "Live", "Stop"),
     "orchestrator.aio": ("AsyncOrchestrator",),
     "orchestrator.domain.entities": ("Run", "Task"),
@@ -70,6 +70,7 @@ __all__ = [
     "Claim",
     "ClaimLost",
     "Conflict",
+    "Context",
     "DatabaseUnavailable",
     "InvalidInput",
     "InvalidPlan",

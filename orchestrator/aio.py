@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from orchestrator.agents.functions import AgentFunction
 from orchestrator.domain.entities import Run, Task
 from orchestrator.domain.given import NewTask
 from orchestrator.domain.words import TaskStatus
@@ -30,9 +31,9 @@ class AsyncOrchestrator:
         self.sync = made
         return self
 
-    async def add(self, agent: str, input: Any = None, **options: Any) -> Added:  # noqa: A002
+    async def add(self, agent: str | AgentFunction[..., Any], input: Any = None, **options: Any) -> Added:  # noqa: A002
         """As ``Orchestrator.add``, without ``session``: a transaction of the caller's belongs to the caller's thread."""
-        return await asyncio.to_thread(self.sync.add, agent, input, **options)
+        return await asyncio.to_thread(lambda: self.sync.add(agent, input, **options))
 
     async def add_many(self, tasks: Iterable[Mapping[str, Any] | NewTask]) -> list[Added]:
         """As ``Orchestrator.add_many``."""

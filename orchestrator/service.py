@@ -18,12 +18,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 from uuid import UUID
 
 from orchestrator.agents import workspaces
 from orchestrator.agents.building import build
-from orchestrator.agents.functions import AgentFunction
+from orchestrator.agents.functions import AgentFunction, Context, named
 from orchestrator.agents.protocol import Agent, Live, Stop
 from orchestrator.agents.spending import Spending, needed
 from orchestrator.database import schema
@@ -53,7 +53,7 @@ from orchestrator.errors import (
 )
 from orchestrator.hooks import read_hooks
 from orchestrator.liveness import boot_clock, identity
-from orchestrator.plans import Plan, definitions, price_fault, resolve, with_results
+from orchestrator.plans import Plan, check_prices, definitions, resolve, with_results
 from orchestrator.repositories import CallerSession
 from orchestrator.repositories.adding import Added, AddingRepository, after_commit, ready_agents
 from orchestrator.repositories.agents import AgentRepository
@@ -82,6 +82,7 @@ from orchestrator.workerless import LeaseKeeper, Unwatched
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+I = TypeVar("I")  # noqa: E741 - the input of an agent
 AgentLike = str | AgentFunction[..., Any] | Agent
 
 CLAIM_PATIENCE = 5.0
@@ -391,9 +392,38 @@ class Orchestrator:
 
     # -- adding ---------------------------------------------------------------------------------------------------
 
-    def add(self, agent: str, input: Any = None, *, session: CallerSession | None = None, **options: Any) -> Added:  # noqa: A002
+    @overload
+    def add(
+        self,
+        agent: AgentFunction[[Context[I]], Any],
+        input: I,
+        *,
+        session: CallerSession | None = None,
+        **options: Any,
+    ) -> Added: ...
+
+    @overload
+    def add(
+        self,
+        agent: str | AgentFunction[..., Any],
+        input: Any = None,
+        *,
+        session: CallerSession | None = None,
+        **options: Any,
+    ) -> Added: ...
+
+    def add(
+        self,
+        agent: str | AgentFunction[..., Any],
+        input: Any = None,  # noqa: A002
+        *,
+        session: CallerSession | None = None,
+        **options: Any,
+    ) -> Added:
         """Add one task; with *session*, in the caller's own transaction.
 
+        *agent* is a name, which is not checked (its worker may be elsewhere), or the decorated function itself: then
+        *input* is checked against its annotation, and may be of that type.
         Options: title, name, priority, at (an aware datetime), max_retries, retry, budget or its parts
         (budget_seconds, budget_tokens, budget_usd, budget_turns, on_limit), unique_key, concurrency_key, after (ids),
         tags, params, traceparent. Without *session* it is committed on return and workers are woken. Returns id, created
@@ -405,8 +435,8 @@ class Orchestrator:
         self, tasks: Iterable[Mapping[str, Any] | NewTask], *, session: CallerSession | None = None
     ) -> list[Added]:
         """Add many tasks, all or none; results are in the order given. Each is a mapping with the arguments of ``add``."""
-        new = [task if isinstance(task, NewTask) else new_task(task) for task in tasks]
-        self._check_prices(new)
+        new = [task if isinstance(task, NewTask) else new_task(named(task)) for task in tasks]
+        check_prices(new, self.definitions, self.settings.prices)
         if self.tracing is None:
             return self._add(new, session)
         with self.tracing.adding(new) as traced:
@@ -420,15 +450,6 @@ class Orchestrator:
         added = transient(lambda: self._adding.add_many(new), give_up_after=CLAIM_PATIENCE)
         self.notify(ready_agents(new, added))
         return added
-
-    def _check_prices(self, new: Sequence[NewTask]) -> None:
-        """Refuse a cap in USD for an agent of the configuration that reports tokens whose price is not known."""
-        for task in new:
-            if task.budget is None or task.budget.usd is None:
-                continue
-            definition = self.definitions().get(task.agent) if task.definition is None else None
-            if definition is not None and (said := price_fault(definition, task.budget, self.settings.prices)):
-                raise InvalidInput(f"budget_usd: agent {task.agent!r}: {said}", agent=task.agent)
 
     def submit(self, plan: Plan, *, fresh: bool = False) -> Submitted:
         """Submit a plan, all or nothing; committed on return. What is unchanged since the last time stays as it is."""

@@ -30,7 +30,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NoReturn
 
-from orchestrator.agents.functions import AgentFunction, Context, is_async, to_json
+from orchestrator.agents.functions import AgentFunction, Context, is_async
+from orchestrator.agents.typed import BadResult, Types, types_of
 from orchestrator.domain.asking import Ask
 from orchestrator.errors import OrchestratorError
 
@@ -259,10 +260,11 @@ def _await(awaitable: Any) -> Any:
 
 
 def _run(
-    function: Callable[[Context], Any], on_loop: bool, task: dict[str, Any], channel: _TaskChannel
+    function: Callable[[Context], Any], types: Types, on_loop: bool, task: dict[str, Any], channel: _TaskChannel
 ) -> dict[str, Any]:
-    context = Context(channel, **task)
+    context: Context = Context(channel, **task)
     try:
+        types.take(context)
         if on_loop:
             result = _await(function(context))
         else:
@@ -273,7 +275,7 @@ def _run(
             return {"t": "end", "status": "stopped"}
         if context.open_question is not None:
             return _suspended(context.open_question, returned=True)
-        return {"t": "end", "status": "done", "result": to_json(result)}
+        return {"t": "end", "status": "done", "result": types.give(result)}
     except BaseException as error:  # noqa: BLE001 - whatever it raises ends its task, not its process
         if _Stopped.asked:
             return {"t": "end", "status": "stopped"}
@@ -290,6 +292,7 @@ def _run(
             "retry_at": None if outcome.retry_at is None else outcome.retry_at.isoformat(),
             "retry_after": outcome.retry_after,
             "notes": list(outcome.notes),
+            "result": error.result if isinstance(error, BadResult) else None,
         }
 
 
@@ -338,6 +341,7 @@ def main(fd: int, lifeline: int) -> None:
     os.environ.update(hello["environ"])
     try:
         function = _load(hello)
+        types = types_of(function)
     except BaseException as error:  # noqa: BLE001 - user code runs at import, and may raise anything
         from orchestrator.agents.faults import qualified_name, told, trace_of
 
@@ -358,7 +362,7 @@ def main(fd: int, lifeline: int) -> None:
     link.send({"t": "ready"})
     while (task := link.receive()) is not None:
         channel = _TaskChannel(link)
-        end = _run(function, on_loop, task, channel)
+        end = _run(function, types, on_loop, task, channel)
         if os.getpid() != pid:
             os._exit(0)  # the function forked and both sides returned: only one of them is the agent
         channel.open = False

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import date, datetime, timedelta
 from pathlib import PurePath
-from typing import Any, ClassVar, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
 from orchestrator.domain.asking import Ask, read_ask
@@ -26,6 +26,12 @@ from orchestrator.errors import InvalidInput, OrchestratorError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as WithDefault
+
+    I = WithDefault("I", default=Any)  # noqa: E741 - a bare Context is one of anything
+else:
+    I = TypeVar("I")  # noqa: E741
 Isolation = Literal["loop", "process"]
 
 
@@ -128,12 +134,13 @@ class Asked(BaseException):
         self.ask = ask
 
 
-class Context:
+class Context(Generic[I]):
     """The one argument of an agent function.
 
-    ``input``, ``params``, ``title``, ``name`` and ``plan`` are the task's; ``task_id`` and ``attempt`` name this
-    attempt; ``session`` is the id that an earlier attempt set, ``traceparent`` the W3C trace context of this attempt. The
-    calls return at once and are safe from any thread; after the attempt has ended they do nothing.
+    ``input``, ``params``, ``title``, ``name`` and ``plan`` are the task's; ``Context[T]`` in the function's annotation makes
+    the input a ``T``: a dataclass, a pydantic model. ``task_id`` and ``attempt`` name this attempt; ``session`` is the id
+    that an earlier attempt set, ``traceparent`` the W3C trace context of this attempt. The calls return at once and are
+    safe from any thread; after the attempt has ended they do nothing.
     """
 
     __slots__ = (
@@ -177,7 +184,7 @@ class Context:
         self.agent = agent
         self.task_id = task_id
         self.attempt = attempt
-        self.input = input
+        self.input: I = input
         self.params: dict[str, Any] = params if params is not None else {}
         self.title = title
         self.name = name
@@ -407,8 +414,30 @@ class AgentFunction(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
 
+    def accept(self, input: Any) -> Any:  # noqa: A002 - the word of the contract
+        """*input* as JSON, if the function's annotation agrees with it. Raises InvalidInput with what is wrong."""
+        from orchestrator.agents.typed import shown, types_of
+
+        shape = types_of(self.function).input
+        if shape is None:
+            return input
+        try:
+            return shape.write(input)
+        except InvalidInput as error:
+            raise InvalidInput(
+                f"input of agent {self.name!r}: expected {shown(shape.kind)}: {error.message}", agent=self.name
+            ) from None
+
     def __repr__(self) -> str:
         return f"<agent {self.name!r}: {'async ' if self.is_async else ''}{where(self.function)}>"
+
+
+def named(task: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of ``add`` with the name of the agent where its function stood, and its input checked."""
+    function = task.get("agent") if isinstance(task, Mapping) else None
+    if not isinstance(function, AgentFunction):
+        return task
+    return {**task, "agent": function.name, "input": function.accept(task.get("input"))}
 
 
 def is_async(function: Any) -> bool:
@@ -478,7 +507,9 @@ def agent(
     is replaced after *tasks_per_child* tasks and may use *memory_mb* of address space; what goes beyond raises MemoryError
     in it. When a task is stopped, its child gets SIGTERM, which raises SystemExit in
     the function, and after *kill_grace* seconds SIGKILL; an async function on the loop gets CancelledError, and is
-    closed after *kill_grace*. Raises InvalidInput for values that cannot be.
+    closed after *kill_grace*. Annotations are checked: ``ctx: Context[T]`` is the type of the input, and a dataclass or a
+    pydantic model in the return annotation that of the result; what does not fit fails for good, and is kept. Raises
+    InvalidInput for values that cannot be.
     """
     if callable(name):
         return AgentFunction(name, getattr(name, "__name__", type(name).__name__))

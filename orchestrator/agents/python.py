@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import os
 import sys
 import threading
@@ -31,11 +32,14 @@ from orchestrator.agents.functions import AgentFunction, Context, is_async, to_j
 from orchestrator.agents.meter import Meter, read_report
 from orchestrator.agents.protocol import AgentDefaults, Live, Stop
 from orchestrator.agents.shipping import directions
+from orchestrator.agents.typed import BadResult, Types, shown, types_of
 from orchestrator.domain.asking import Ask, read_ask
 from orchestrator.domain.given import AgentDefinition, Login
 from orchestrator.domain.outcome import Claim, Outcome, Usage
 from orchestrator.domain.words import OutcomeClass
 from orchestrator.errors import InvalidInput
+
+log = logging.getLogger(__name__)
 
 
 class _Words:
@@ -201,7 +205,9 @@ class PythonAgent:
         self._broken: tuple[Fault, str] | None = None
         self._pool: Pool | None = None
         self._resolving: asyncio.Lock | None = None
+        self._types = Types()
         if function is not None:
+            self._types = types_of(function)
             self._on_loop = (isolation or ("loop" if is_async(function) else "process")) == "loop"
 
     @classmethod
@@ -290,13 +296,14 @@ class PythonAgent:
 
     async def _execute_on_loop(self, claim: Claim, words: _Words, live: Live, stop: Stop) -> Outcome:
         run = _Run(self._kill_grace)
-        context = Context(words, **_task_of(claim))
+        context: Context = Context(words, **_task_of(claim))
         failure: BaseException | None = None
         result: Any = None
         returned = False
         stop.on_request(run.stop)
         try:
             if run.cancels == 0:
+                self._types.take(context)
                 made = self._function(context)
                 result = await _drive(made if isinstance(made, types.CoroutineType) else _awaited(made), run)
                 returned = True
@@ -340,11 +347,13 @@ class PythonAgent:
             return _suspended(context.open_question, returned, usage, words)
         if failure is None:
             try:
-                result = to_json(result)
+                result = self._types.give(result)
             except Exception as error:  # noqa: BLE001 - Permanent, or what a foreign model_dump raises
                 failure = error
         if failure is not None:
             outcome = outcome_of(failure, below=__file__)
+            if isinstance(failure, BadResult):
+                outcome = replace(outcome, result=failure.result)
             live.write("error", "\n".join(outcome.notes))
             return _complete(outcome, usage, words, notes)
         return Outcome(OutcomeClass.DONE, result=result, usage=usage, session=words.current, notes=notes)
@@ -443,6 +452,7 @@ class PythonAgent:
             retry_at=None if at is None else datetime.fromisoformat(at),
             retry_after=frame.get("retry_after"),
             usage=usage,
+            result=frame.get("result"),
             session=words.current,
             notes=(*notes, *words.notes),
         )
@@ -458,7 +468,7 @@ class PythonAgent:
                 return
             assert self._given is not None
             try:
-                target = await asyncio.to_thread(self._import, self._given)
+                target = await asyncio.to_thread(imported, self._given)
                 function = target.function if isinstance(target, AgentFunction) else target
                 if (
                     not callable(function)
@@ -466,6 +476,7 @@ class PythonAgent:
                     or inspect.isgeneratorfunction(function)
                 ):
                     raise TypeError(f"{self._given.python} is no function that returns a result: {function!r}")
+                types = types_of(function)
             except Exception as error:  # noqa: BLE001 - user code runs at import, and may raise anything
                 message = f"{self._given.python} cannot be imported: {qualified_name(type(error))}: {told(error)}"
                 self._broken = Fault(OutcomeClass.PERMANENT, "import_error", message), trace_of(error, below=__file__)
@@ -476,22 +487,12 @@ class PythonAgent:
             if isolation is None or (isolation == "loop" and not is_async(function)):
                 isolation = "loop" if is_async(function) else "process"
             self._function = function
+            self._types = types
             if isolation == "process":
                 if isinstance(target, AgentFunction):
                     self._tasks_per_child, self._memory_mb = target.tasks_per_child, target.memory_mb
                 self._pool = self._make_pool({"main": None, "path": self._given.python})
             self._on_loop = isolation == "loop"
-
-    @staticmethod
-    def _import(definition: AgentDefinition) -> Any:
-        if definition.base_dir:
-            base = str(Path(definition.base_dir).resolve())
-            if base not in sys.path:
-                sys.path.insert(0, base)
-        try:
-            return child.find(definition.python or "")
-        except SystemExit as error:
-            raise ImportError(f"its module called sys.exit({error.code!r})") from error
 
     def _make_pool(self, way: dict[str, Any]) -> Pool:
         """Say how children start: with the variables that anybody may see; the others follow over the pipe."""
@@ -516,6 +517,41 @@ class PythonAgent:
 def _broken(fault: Fault, trace: str) -> Outcome:
     """The outcome of every task of an agent that cannot be loaded."""
     return Outcome(fault.status, cause=fault.cause, message=shorten(fault.message), notes=(trace,) if trace else ())
+
+
+def imported(definition: AgentDefinition) -> Any:
+    """What ``python: package.module:name`` of *definition* names. Raises whatever its module raises, but SystemExit."""
+    if definition.base_dir:
+        base = str(Path(definition.base_dir).resolve())
+        if base not in sys.path:
+            sys.path.insert(0, base)
+    try:
+        return child.find(definition.python or "")
+    except SystemExit as error:
+        raise ImportError(f"its module called sys.exit({error.code!r})") from error
+
+
+def input_fault(definition: AgentDefinition, value: Any) -> str | None:
+    """What keeps *value* from being an input of *definition*, by its function's annotation; None: nothing known here.
+
+    Imports the function's module. One that cannot be imported here may be known where the worker is.
+    """
+    if definition.python is None:
+        return None
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # what a module prints is no answer of ours
+            target = imported(definition)
+        shape = types_of(target.function if isinstance(target, AgentFunction) else target).input
+    except Exception as error:  # noqa: BLE001 - user code runs at import, and may raise anything
+        log.debug("the input of agent %s is not checked here: %s", definition.name, error)
+        return None
+    if shape is None:
+        return None
+    try:
+        shape.read(value)
+    except InvalidInput as error:
+        return f"expected {shown(shape.kind)}: {error.message}"
+    return None
 
 
 def _task_of(claim: Claim) -> dict[str, Any]:

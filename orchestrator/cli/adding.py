@@ -108,6 +108,11 @@ def add(
         if faults := argv_faults(known[agent], values["params"]):
             raise InvalidInput(f"agent {agent!r}: {faults[0]}", hint="give it with --param NAME=VALUE", agent=agent)
     given = _input(text, input_file)
+    if agent in known and known[agent].python:
+        from orchestrator.agents.python import input_fault
+
+        if said := input_fault(known[agent], given):
+            raise InvalidInput(f"input of agent {agent!r}: {said}", agent=agent)
     from orchestrator.domain.outcome import traceparent
 
     with own.open() as orchestrator:

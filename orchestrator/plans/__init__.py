@@ -19,6 +19,7 @@ from orchestrator.domain.storable import NAME_MAX, check_text
 from orchestrator.errors import InvalidInput, InvalidPlan, UnknownAgent, did_you_mean
 from orchestrator.plans.agents import (
     agent_definition,
+    check_prices,
     definition_hash,
     definitions,
     folder,
@@ -35,6 +36,7 @@ __all__ = [
     "Plan",
     "agent_definition",
     "argv_faults",
+    "check_prices",
     "definition_hash",
     "definitions",
     "load_plan",

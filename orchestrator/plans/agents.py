@@ -7,12 +7,12 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.domain.given import AgentDefinition, Login, address_fault
+from orchestrator.domain.given import AgentDefinition, Login, NewTask, address_fault
 from orchestrator.domain.outcome import Budget, RetryPolicy
 from orchestrator.domain.prices import Prices
 from orchestrator.domain.storable import NAME_MAX, check_text
@@ -285,6 +285,21 @@ def price_fault(definition: AgentDefinition, budget: Budget | None, prices: Mapp
     if model is None:
         return f"{output} reports tokens and no cost, so a cap needs a price: give the agent model: NAME, and {write}"
     return f"no price of model {model!r} is known, so the cap could not be kept: {write}"
+
+
+def check_prices(
+    tasks: Sequence[NewTask], configured: Callable[[], Mapping[str, AgentDefinition]], prices: Mapping[str, Any]
+) -> None:
+    """Refuse a cap in USD for an agent of the configuration that reports tokens whose price is not known.
+
+    Raises InvalidInput. *configured* is asked only when some task has such a cap.
+    """
+    for task in tasks:
+        if task.budget is None or task.budget.usd is None:
+            continue
+        definition = configured().get(task.agent) if task.definition is None else None
+        if definition is not None and (said := price_fault(definition, task.budget, prices)):
+            raise InvalidInput(f"budget_usd: agent {task.agent!r}: {said}", agent=task.agent)
 
 
 def read_retry(fields: Fields) -> RetryPolicy | None:

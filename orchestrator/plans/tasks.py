@@ -159,6 +159,11 @@ class Tasks:
         budget = read_budget(fields)
         if definition is not None and (said := price_fault(definition, budget, self._prices)):
             fields.fault("budget", f"usd: agent {definition.name!r}: {said}")
+        if definition is not None and definition.python and not template:
+            from orchestrator.agents.python import input_fault
+
+            if said := input_fault(definition, value):
+                fields.fault("input", said)
         task = NewTask(
             agent=agent or "",
             input=value,
