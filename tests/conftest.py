@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import hypothesis
 import psycopg
 import pytest
 from psycopg import sql
@@ -58,6 +59,9 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python itself sets it
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # How long an example takes says something of the machine.
+    hypothesis.settings.register_profile("untimed", deadline=None)
+    hypothesis.settings.load_profile("untimed")
     keep = {"ORCHESTRATOR_TEST_URL", "ORCHESTRATOR_PG_BINDIR"}
     for name in list(os.environ):
         if name not in keep and name.startswith(("ORCHESTRATOR_", "PG")):

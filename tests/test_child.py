@@ -200,7 +200,7 @@ def test_a_stopped_function_cleans_up(tmp_path: Path) -> None:
     """A stop unwinds the function, ends what it started, and the outcome is the reason."""
     heard, pids = Heard(), tmp_path / "pids"
     (outcome,) = run(
-        functions.sleeps,
+        agent("sleeps", kill_grace=30.0)(functions.sleeps.function),
         "x",
         live=heard,
         when=lambda h: h.progressed,
