@@ -31,6 +31,7 @@ from orchestrator.domain.words import ENDED, TRANSITIONS, OutcomeClass, TaskStat
 from orchestrator.errors import Conflict
 from orchestrator.repositories.adding import AddingRepository
 from orchestrator.repositories.operations import OperationsRepository
+from orchestrator.repositories.retention import RetentionRepository
 from orchestrator.repositories.runs import Ended, RunRepository
 from orchestrator.repositories.tasks import Known, TaskRepository
 from orchestrator.repositories.workers import WorkerRepository
@@ -53,6 +54,7 @@ class States(RuleBasedStateMachine):
         self.workers = WorkerRepository(self.engine)
         self.adding = AddingRepository(self.engine)
         self.operations = OperationsRepository(self.engine)
+        self.retention = RetentionRepository(self.engine)
         self.statuses: dict[int, TaskStatus] = {}
         self.attempts: dict[int, int] = {}
         self.settled: set[tuple[int, int]] = set()
@@ -82,16 +84,7 @@ class States(RuleBasedStateMachine):
         """A worker, an old or a new one, claims."""
         worker = next(iter(sorted(self.live)), None)
         if worker is None or fresh:
-            worker = self.workers.register(
-                Identity("host", 1, "boot", None, 1, "token"),
-                name="w",
-                slots=3,
-                agents=["a", "b"],
-                plan=None,
-                lease=40,
-                heartbeat=10,
-            )
-            self.live.add(worker)
+            worker = self._register()
         claimed = self.tasks.claim(worker, KNOWN, limit, suspects=suspects)
         assert claimed.alive
         assert len(claimed.claims) <= limit
@@ -99,6 +92,20 @@ class States(RuleBasedStateMachine):
             assert claim.attempt == self.attempts.get(claim.task_id, 0) + 1
             assert (claim.lost_count > 0) == suspects
         return tuple(claimed.claims)
+
+    @precondition(lambda self: self.live)
+    @rule(compares=st.booleans())
+    def claim_unanswered(self, compares: bool) -> None:
+        """The line is cut at the commit of a claim: the worker compares and gives it back, unless it dies before."""
+        worker = min(self.live)
+        before = self.tasks.owned(worker)
+        lost = self.tasks.claim(worker, KNOWN, 2).claims
+        unknown = self.tasks.owned(worker) - before
+        assert unknown == {(claim.task_id, claim.attempt) for claim in lost}
+        if compares:
+            assert self.tasks.hand_back(worker, sorted(unknown), "unknown") == len(unknown)
+            assert self.tasks.owned(worker) == before
+            assert self.tasks.hand_back(worker, sorted(unknown), "unknown") == 0
 
     @rule(target=stale, held=consumes(claims), kind=OUTCOMES, twice=st.booleans())
     def record(self, held: tuple[Claim, ...], kind: OutcomeClass, twice: bool) -> tuple[Claim, ...]:
@@ -138,12 +145,35 @@ class States(RuleBasedStateMachine):
         worker = min(self.live)
         assert self.workers.mark_gone([worker], "killed") == [worker]
         assert self.workers.mark_gone([worker], "killed again") == []
-        self.live.discard(worker)
-        while self.tasks.take_back(2):
-            pass
-        assert not self.workers.renew(worker).alive
-        refused = self.tasks.claim(worker, KNOWN, 3)
-        assert (refused.claims, refused.alive) == ([], False)
+        self._is_dead(worker)
+
+    @precondition(lambda self: self.live)
+    @rule(beyond=st.booleans(), witnessed=st.booleans())
+    def stop_and_continue(self, beyond: bool, witnessed: bool) -> None:
+        """A worker stands still: for less than its lease, or unseen, that is nothing; else it is dead when it goes on."""
+        worker = max(self.live)
+        others = self.live - {worker}
+        self._age(others, renewing_since=3600 if witnessed else 1)
+        self._age({worker}, renewed_at=60 if beyond else 30)
+        if beyond and witnessed and others:
+            assert self.workers.judge() == [worker]
+            assert self.workers.judge() == []
+            self._is_dead(worker)
+        else:
+            assert self.workers.judge() == []
+            assert self.tasks.take_back() == []
+            assert self.workers.renew(worker).alive
+
+    @precondition(lambda self: self.live)
+    @rule()
+    def restart(self) -> None:
+        """The database was away for longer than any lease: nobody is dead, neither before they renew nor after."""
+        self._age(self.live, renewed_at=600, renewing_since=3600)
+        for worker in sorted(self.live):
+            assert self.workers.judge() == []
+            assert self.workers.renew(worker).alive
+        assert not self.workers.witness(40)
+        assert self.tasks.take_back() == []
 
     @rule()
     def time_passes(self) -> None:
@@ -187,6 +217,33 @@ class States(RuleBasedStateMachine):
             assert row.status in ("pending", "blocked", "cancelled")
             assert row.attempt == self.attempts.get(task, 0)
 
+    @rule()
+    def prune(self) -> None:
+        """What has ended goes, except what live tasks need; what lives stays."""
+        with self.engine.begin() as connection:
+            connection.execute(
+                text(
+                    "UPDATE tasks SET created_at = created_at - interval '9 days', started_at = started_at - interval"
+                    " '9 days', finished_at = finished_at - interval '9 days' WHERE finished_at IS NOT NULL"
+                )
+            )
+        before = set(self.statuses)
+        self.retention.prune(86_400, kinds=("tasks",))
+        left = self._rows()
+        with self.engine.connect() as connection:
+            needed = set(
+                connection.scalars(
+                    text(
+                        "SELECT d.depends_on FROM task_dependencies d JOIN tasks t ON t.id = d.task_id"
+                        " WHERE t.finished_at IS NULL"
+                    )
+                )
+            )
+        for id_ in before - set(left):
+            assert self.statuses[id_] in ENDED
+            del self.statuses[id_], self.attempts[id_]
+        assert {id_ for id_ in left if self.statuses[id_] in ENDED} <= needed
+
     # -- what must always be true ---------------------------------------------------------------------------------
 
     @invariant()
@@ -225,12 +282,43 @@ class States(RuleBasedStateMachine):
                 )
             }
 
+    def _register(self) -> UUID:
+        worker = self.workers.register(
+            Identity("host", 1, "boot", None, 1, "token"),
+            name="w",
+            slots=3,
+            agents=["a", "b"],
+            plan=None,
+            lease=40,
+            heartbeat=10,
+        )
+        self.live.add(worker)
+        return worker
+
+    def _is_dead(self, worker: UUID) -> None:
+        """All that it held is taken back, and it can neither renew nor claim."""
+        self.live.discard(worker)
+        while self.tasks.take_back(2):
+            pass
+        assert self.tasks.owned(worker) == set()
+        assert not self.workers.renew(worker).alive
+        refused = self.tasks.claim(worker, KNOWN, 3)
+        assert (refused.claims, refused.alive) == ([], False)
+
+    def _age(self, workers: set[UUID], **seconds: float) -> None:
+        """Let these instants of *workers* be so many seconds ago."""
+        values = ", ".join(f"{name} = clock_timestamp() - {age} * interval '1 s'" for name, age in seconds.items())
+        with self.engine.begin() as connection:
+            connection.execute(text(f"UPDATE workers SET {values} WHERE id = ANY(:ids)"), {"ids": list(workers)})
+
     def _owned(self, held: tuple[Claim, ...]) -> set[tuple[int, int]]:
         rows = self._rows()
         return {
             (c.task_id, c.attempt)
             for c in held
-            if rows[c.task_id].claimed_by == c.claimed_by and rows[c.task_id].attempt == c.attempt
+            if c.task_id in rows
+            and rows[c.task_id].claimed_by == c.claimed_by
+            and rows[c.task_id].attempt == c.attempt
         }
 
     def _some(self, which: int) -> int:
