@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import resource
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,6 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from sqlalchemy import Engine
+from sqlalchemy.exc import DatabaseError
 
 from orchestrator.agents.protocol import Live, Stop
 from orchestrator.database import schema, transient
@@ -133,6 +136,48 @@ def test_a_disk_that_is_full(test_folder: Path, wait_until: WaitUntil, caplog: p
             cluster.start()
             working.join()
         assert query(engine, "SELECT attempt, status FROM runs") == [(1, "done")] * 3
+        assert query(engine, "SELECT max(retry_count + lost_count) FROM tasks") == [(0,)]
+        assert "Traceback" not in caplog.text
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """The kernel refuses to write files beyond *size* bytes (EFBIG) to what is started in the block."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.slow
+def test_a_wal_that_cannot_grow(test_folder: Path, wait_until: WaitUntil, caplog: pytest.LogCaptureFixture) -> None:
+    """The server falls and cannot rise, as with a full WAL disk: outcomes wait until it can, and no task fails."""
+    with Cluster(test_folder / "wal") as cluster, fresh_engine(cluster.url) as engine:
+        schema.upgrade(cluster.url)
+        query(engine, "SELECT pg_switch_wal()")
+        cluster.stop()
+        with files_of_at_most(8 << 20):  # half a segment
+            cluster.start()
+        add(engine, 3)
+        gate = Gate(Outcome(OutcomeClass.DONE, result="kept"))
+        with (
+            caplog.at_level(logging.WARNING),
+            orchestrator(cluster.url) as orc,
+            Working(Worker(orc, [FakeAgent(behave=gate)], 3), until_idle=True) as working,
+        ):
+            wait_until(lambda: statuses(engine) == {"running": 3})
+            with pytest.raises(DatabaseError):
+                while True:
+                    query(engine, "SELECT pg_logical_emit_message(true, 'fill', repeat('x', 1000000))")
+            wait_until(lambda: cluster.server.status().pid is None, 60)
+            gate.open()
+            wait_until(lambda: said(caplog, "lost the database"), 60)
+            cluster.start()
+            working.join()
+        assert "File too large" in cluster.server.log.read_text()
+        assert query(engine, "SELECT attempt, status, result FROM runs") == [(1, "done", "kept")] * 3
         assert query(engine, "SELECT max(retry_count + lost_count) FROM tasks") == [(0,)]
         assert "Traceback" not in caplog.text
 
