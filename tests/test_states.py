@@ -316,9 +316,7 @@ class States(RuleBasedStateMachine):
         return {
             (c.task_id, c.attempt)
             for c in held
-            if c.task_id in rows
-            and rows[c.task_id].claimed_by == c.claimed_by
-            and rows[c.task_id].attempt == c.attempt
+            if c.task_id in rows and rows[c.task_id].claimed_by == c.claimed_by and rows[c.task_id].attempt == c.attempt
         }
 
     def _some(self, which: int) -> int:

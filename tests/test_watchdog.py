@@ -7,10 +7,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 
 from orchestrator import liveness
 from orchestrator.agents import census
@@ -117,6 +118,35 @@ def test_nobody_is_judged_in_the_dark(engine: Engine, orc: Orchestrator) -> None
     assert Sweeper(orc, liveness.identity()).sweep() == Swept()
     query(engine, "UPDATE workers SET renewing_since = renewing_since - interval '41 s' WHERE id = :id", id=mine)
     assert Sweeper(orc, liveness.identity()).sweep().buried == [other]
+
+
+def test_looking_for_silent_ones_does_not_read_those_that_ended(engine: Engine, orc: Orchestrator) -> None:
+    """However many processes of the last month have rows, the look takes the index of the living."""
+    worker = register(engine)
+    columns = "name, host, pid, slots, agents, lease, heartbeat"
+    query(
+        engine,
+        f"INSERT INTO workers (id, stopped_at, dead_at, {columns})"
+        " SELECT gen_random_uuid(), CASE n % 2 WHEN 0 THEN now() END, CASE n % 2 WHEN 1 THEN now() END,"
+        f" {columns} FROM workers, generate_series(1, 2000) n WHERE id = :id",
+        id=worker,
+    )
+    query(engine, "ANALYZE workers")
+    asked: list[tuple[str, Any]] = []
+
+    def note(_c: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool) -> None:
+        asked.append((statement, parameters))
+
+    event.listen(engine, "before_cursor_execute", note)
+    assert not WorkerRepository(engine).late()
+    assert WorkerRepository(engine).judge() == []
+    event.remove(engine, "before_cursor_execute", note)
+    assert len(asked) == 2
+    with engine.connect() as connection:
+        for statement, parameters in asked:
+            plan = " ".join(connection.exec_driver_sql("EXPLAIN " + statement, parameters).scalars())
+            assert "workers_live" in plan
+            assert "Seq Scan" not in plan
 
 
 def test_death_is_sticky(engine: Engine, orc: Orchestrator) -> None:

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import ColumnElement, Engine, any_, case, exists, func, literal, select, update
+from sqlalchemy import ColumnElement, Engine, Select, any_, case, exists, func, literal, select, update
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.orm import Session, aliased, sessionmaker
 from sqlalchemy.types import Uuid
@@ -146,13 +146,8 @@ class WorkerRepository:
         The age is checked again under the row lock; a row that is locked (its worker claims or renews) is left for the
         next time. Uses workers_live. Committed on return.
         """
-        silent = (
-            WorkerRow.dead_at.is_(None),
-            WorkerRow.stopped_at.is_(None),
-            WorkerRow.renewed_at < func.clock_timestamp() - WorkerRow.lease,
-        )
         with self._sessions.begin() as session:
-            if not session.scalar(select(exists().where(*silent))):
+            if session.scalar(_some_silent_for(WorkerRow.lease)) is None:
                 return []
             victim = aliased(WorkerRow)
             candidates = session.scalars(
@@ -175,17 +170,7 @@ class WorkerRepository:
     def late(self) -> bool:
         """Whether some live worker has missed two renewals: it may turn out to be dead. Uses workers_live."""
         with self._sessions() as session:
-            return bool(
-                session.scalar(
-                    select(
-                        exists().where(
-                            WorkerRow.dead_at.is_(None),
-                            WorkerRow.stopped_at.is_(None),
-                            WorkerRow.renewed_at < func.clock_timestamp() - WorkerRow.heartbeat - WorkerRow.heartbeat,
-                        )
-                    )
-                )
-            )
+            return session.scalar(_some_silent_for(WorkerRow.heartbeat + WorkerRow.heartbeat)) is not None
 
     def mark_gone(self, workers: Sequence[UUID], why: str) -> list[UUID]:
         """Declare *workers* dead because their processes are known to be gone; return those that this call buried.
@@ -258,6 +243,24 @@ class WorkerRepository:
 def _ahead(clock: float) -> Any:
     """By how many seconds *clock*, just read, is before the database's."""
     return clock - func.extract("epoch", func.clock_timestamp())
+
+
+def _some_silent_for(span: Any) -> Select[Any]:
+    """A live worker that has not renewed for *span*, if there is one. Uses workers_live.
+
+    Not EXISTS: by the statistics many rows are neither dead nor stopped, as if the two had nothing to do with each other,
+    and the first of many would be found soon in the table itself, which has a row of every process of the last month.
+    """
+    return (
+        select(WorkerRow.id)
+        .where(
+            WorkerRow.dead_at.is_(None),
+            WorkerRow.stopped_at.is_(None),
+            WorkerRow.renewed_at < func.clock_timestamp() - span,
+        )
+        .order_by(WorkerRow.id)
+        .limit(1)
+    )
 
 
 def _witness(lease: Any) -> tuple[ColumnElement[bool], ...]:
