@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -623,9 +623,9 @@ class Orchestrator:
         """Ask a worker, by name or id, to claim no more and to end. Raises NotFound and Conflict."""
         return transient(lambda: self._workers.drain(worker), give_up_after=0)
 
-    def judge(self) -> list[UUID]:
-        """Declare silent workers dead, if there is a witness; return their ids."""
-        return transient(lambda: self._workers.judge(), give_up_after=0)
+    def judge(self, *, spare: Collection[UUID] = ()) -> list[UUID]:
+        """Declare silent workers dead, if there is a witness, but those in *spare*; return their ids."""
+        return transient(lambda: self._workers.judge(spare=spare), give_up_after=0)
 
     def witness(self) -> bool:
         """Whether somebody has been renewing for long enough that silence of others means something."""

@@ -221,6 +221,35 @@ def test_its_agents_are_ended_before_its_tasks_are_given_away(
         orphan.wait()
 
 
+def test_the_end_of_a_lease_gives_nothing_away_that_still_runs_here(
+    engine: Engine, orc: Orchestrator, neighbour: tuple[UUID, subprocess.Popen[bytes]]
+) -> None:
+    """The lease of the dead neighbour runs out while its orphan is being ended: the task waits for that all the same."""
+    worker, process = neighbour
+    (task_id,) = add(engine)
+    TaskRepository(engine).claim(worker, [Known("a")], 1)
+    mark = census.new_mark(worker, task_id, 1)
+    orphan = subprocess.Popen(["sleep", "1000"], env={**os.environ, census.MARK_NAME: mark}, start_new_session=True)
+    again = threading.Event()
+    try:
+        process.kill()
+        process.wait()
+        long = "renewed_at - interval '3 hours'"
+        query(engine, f"UPDATE workers SET renewed_at = {long}, renewing_since = {long} WHERE id = :id", id=worker)
+        witness = orc.register(liveness.identity(), name="witness", slots=0, agents=[], lease=7200, heartbeat=3600)
+        query(engine, f"UPDATE workers SET renewing_since = {long} WHERE id = :id", id=witness)
+        sweeper = Sweeper(orc, liveness.identity(), again.set)
+        assert sweeper.sweep() == Swept()
+        assert statuses(engine) == {"running": 1}
+        assert orphan.wait(30) != 0
+        assert again.wait(30)
+        assert sweeper.sweep().buried == [worker]
+        assert statuses(engine) == {"pending": 1}
+    finally:
+        orphan.kill()
+        orphan.wait()
+
+
 def test_agents_of_one_that_died_after_its_death_was_declared_are_ended(
     engine: Engine,
     orc: Orchestrator,

@@ -8,7 +8,7 @@ the dark: a process may declare others dead only while some worker has been rene
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -140,11 +140,11 @@ class WorkerRepository:
                 .values(stopped_at=func.clock_timestamp())
             )
 
-    def judge(self) -> list[UUID]:
+    def judge(self, *, spare: Collection[UUID] = ()) -> list[UUID]:
         """Declare dead every worker whose lease has run out, if there is a witness; return their ids.
 
-        The age is checked again under the row lock; a row that is locked (its worker claims or renews) is left for the
-        next time. Uses workers_live. Committed on return.
+        Those in *spare* are left for the next time. The age is checked again under the row lock; a row that is locked
+        (its worker claims or renews) is left for the next time, too. Uses workers_live. Committed on return.
         """
         with self._sessions.begin() as session:
             if session.scalar(_some_silent_for(WorkerRow.lease)) is None:
@@ -160,7 +160,8 @@ class WorkerRepository:
                 )
                 .order_by(victim.id)
             ).all()
-            return _bury(session, candidates, "silent for longer than its lease", silent_only=True)
+            guilty = [each for each in candidates if each not in spare]
+            return _bury(session, guilty, "silent for longer than its lease", silent_only=True)
 
     def witness(self, lease: float) -> bool:
         """Whether some worker has been renewing without a gap for *lease* seconds, up to now."""

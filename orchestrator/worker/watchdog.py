@@ -90,6 +90,8 @@ class Sweeper:
         self._again = again
         self._spool = Spool(str(orchestrator.url))
         self._ending: dict[UUID, threading.Thread] = {}
+        self._lingering: set[UUID] = set()
+        """Neighbours that are gone, but not their agents."""
         self._clear: set[UUID] = set()
         """Dead workers of this host of which nothing runs any more."""
 
@@ -104,7 +106,9 @@ class Sweeper:
         swept.next_due = self.promote()
         swept.expired = once(self._orchestrator.expire_questions)
         swept.buried += self._gone_neighbours()
-        swept.buried += once(self._orchestrator.judge)
+        # Not those whose agents are just being ended, although their leases may be over by now: nobody else on this host
+        # may start what still runs here.
+        swept.buried += once(lambda: self._orchestrator.judge(spare=self._lingering))
         self._end_fallen()
         for worker in swept.buried:
             log.warning("worker %s is dead; its tasks are taken back", worker)
@@ -142,9 +146,13 @@ class Sweeper:
     def _gone_neighbours(self) -> list[UUID]:
         """Declare dead the workers of this host whose processes are gone, as soon as their agents are gone, too."""
         buried: list[UUID] = []
+        self._lingering = set()
         for neighbour in once(lambda: self._orchestrator.neighbours(self._who)):
             why = gone(neighbour.pid, neighbour.process_started)
-            if why is None or not self._without_agents(neighbour):
+            if why is None:
+                continue
+            if not self._without_agents(neighbour):
+                self._lingering.add(neighbour.id)
                 continue
             buried += once(lambda: self._orchestrator.mark_gone([neighbour.id], why))  # noqa: B023 - called at once
         return buried
