@@ -14,6 +14,7 @@ import os
 import platform
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -78,6 +79,13 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _deaf() -> None:
+    """From now on nothing interrupts: what is left is to tidy up and to report."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
+
 def measure(names: list[str], runs: int, small: bool) -> dict[str, Any]:
     """The report on *names*; interrupted, on those that were finished."""
     found: dict[str, Any] = {}
@@ -105,6 +113,7 @@ def measure(names: list[str], runs: int, small: bool) -> dict[str, Any]:
                     file=sys.stderr,
                     flush=True,
                 )
+        _deaf()
     return {
         "version": __version__,
         "small": small,
