@@ -516,3 +516,42 @@ def test_definitions_of_plans_are_known_by_their_hash() -> None:
     assert PythonAgent.from_definition(AgentDefinition("it", "h", python="a:b")).definition is None
     with pytest.raises(InvalidInput):
         PythonAgent.from_definition(AgentDefinition("it", "h", python="a:b", isolation="thread"))
+
+
+# -- sessions
+
+
+async def goes_on(ctx: Context) -> dict[str, str]:
+    """Fail in a session, after a word if the input says so."""
+    if ctx.input == "speaks":
+        ctx.log("working")
+    if ctx.session:
+        raise RuntimeError("no such session")
+    return {"session": ctx.session}
+
+
+async def in_session(ctx: Context) -> dict[str, str]:
+    """Say in which session it works."""
+    return {"session": ctx.session}
+
+
+def of_policy(function: str, policy: str, given: str | None = None) -> Outcome:
+    """One execution with the session of an attempt before."""
+    definition = AgentDefinition("it", "hash", python=f"tests.test_python_agents:{function}", session=policy)
+    return execute(PythonAgent.from_definition(definition), a_claim(session="s-1", input=given))
+
+
+def test_the_session_of_the_attempt_before_by_policy() -> None:
+    """It is given to the function, unless its agent says fresh."""
+    assert of_policy("in_session", "resume").result == {"session": "s-1"}
+    assert of_policy("in_session", "resume-then-fresh").result == {"session": "s-1"}
+    assert of_policy("in_session", "fresh").result == {"session": ""}
+
+
+def test_a_session_that_cannot_be_resumed_is_left() -> None:
+    """resume-then-fresh: what fails before its first word is called once more without the session, and a note says so."""
+    outcome = of_policy("goes_on", "resume-then-fresh")
+    assert (outcome.status, outcome.result) == (OutcomeClass.DONE, {"session": ""})
+    assert outcome.notes[0] == "session s-1 could not be resumed (RuntimeError: no such session); started a fresh one"
+    assert of_policy("goes_on", "resume-then-fresh", "speaks").status is OutcomeClass.TRANSIENT
+    assert of_policy("goes_on", "resume").status is OutcomeClass.TRANSIENT

@@ -53,6 +53,7 @@ class _Words:
         self.current: str | None = None
         self.notes: list[str] = []
         self.open = True
+        self.spoke = False
 
     def progress(self, percent: float | None, message: str | None) -> None:
         if self.open:
@@ -61,6 +62,7 @@ class _Words:
     def usage(self, fields: dict[str, Any]) -> None:
         if not self.open:
             return
+        self.spoke = True
         report = read_report(fields)
         if isinstance(report, str):
             if report not in self.notes and len(self.notes) < 20:
@@ -84,9 +86,11 @@ class _Words:
 
     def log(self, text: str) -> None:
         if self.open:
+            self.spoke = True
             self._live.write("message", text)
 
     def keep(self, name: str, text: str) -> Future[Any]:
+        self.spoke = True
         return self._live.keep(name, text)
 
     def used(self, *, ended: bool) -> Usage | None:
@@ -287,10 +291,22 @@ class PythonAgent:
             await self._resolve()
         if self._broken is not None:
             return _broken(*self._broken)
+        policy = "resume" if self._given is None else self._given.session
+        if policy == "fresh" and claim.session is not None:
+            claim = replace(claim, session=None)
+        outcome, silent = await self._once(claim, live, stop)
+        failed = outcome.status in (OutcomeClass.TRANSIENT, OutcomeClass.PERMANENT) and stop.reason is None
+        if claim.session and failed and silent and policy == "resume-then-fresh":
+            note = f"session {claim.session} could not be resumed ({outcome.message or outcome.cause}); started a fresh one"
+            outcome, _ = await self._once(replace(claim, session=None), live, stop)
+            outcome = replace(outcome, notes=(note, *outcome.notes))
+        return outcome
+
+    async def _once(self, claim: Claim, live: Live, stop: Stop) -> tuple[Outcome, bool]:
+        """Call the function once; also say whether it ended before it had used, logged or kept anything."""
         words = _Words(claim, live)
-        if self._on_loop:
-            return await self._execute_on_loop(claim, words, live, stop)
-        return await self._execute_in_child(claim, words, live, stop)
+        how = self._execute_on_loop if self._on_loop else self._execute_in_child
+        return await how(claim, words, live, stop), not words.spoke
 
     # On the loop -------------------------------------------------------------------------------------------------------
 
