@@ -244,7 +244,7 @@ def _cost(made: Making) -> tuple[str, int]:
 
     with made.engine.connect() as connection:
         event.listen(connection, "before_cursor_execute", note)
-        connection.execute(module._CLAIMS[False, False, False], values)
+        connection.execute(module._build_claim(False, False, False), values)
         connection.rollback()
         statement, parameters = sent[-1]
         found = connection.exec_driver_sql(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 from uuid import UUID
 
@@ -106,7 +107,7 @@ class TaskRepository:
         if keyed or len(plain) < len(agents):
             seen, holders, held = self._claim_keyed(worker, agents, limit, plan_id, suspects)
         left = limit - len(holders)
-        statement = _CLAIMS[(len(plain) > 1, *kind)]
+        statement = _build_claim(len(plain) > 1, *kind)
         known, routes = described(plain)
         values: dict[str, Any] = {"worker": worker, "known": known, "limit": left}
         if len(plain) > 1:
@@ -119,13 +120,13 @@ class TaskRepository:
                 held = max(held, time.perf_counter() - sent)
             while not rows and left > 0:
                 alive, ready, waiting = connection.execute(
-                    _LEFT[kind], {"worker": worker, "known_routes": routes} | of_plan
+                    _build_left(*kind), {"worker": worker, "known_routes": routes} | of_plan
                 ).one()
                 if not (alive and ready):
                     seen = bool(seen) if not waiting else seen
                     break
                 # Something is ready by its index: rows in other hands at the head, or rows that are not due after all.
-                demoted = connection.execute(_DEMOTE[kind], {"known_routes": routes} | of_plan).rowcount
+                demoted = connection.execute(_build_demote(*kind), {"known_routes": routes} | of_plan).rowcount
                 if len(plain) > 1:
                     values["spare"] = left + DEEPER
                 sent = time.perf_counter()
@@ -150,7 +151,7 @@ class TaskRepository:
             values["of_plan"] = plan_id
         with self._sessions.begin() as session:
             alive, ready, keyed, suspect, keyed_suspect = (
-                alone(session.connection()).execute(_LOOK[plan_id is not None], values).one()
+                alone(session.connection()).execute(_build_left(plan_id is not None, False, True), values).one()
             )
         return Look(alive, ready or keyed or suspect or keyed_suspect, keyed or keyed_suspect, suspect or keyed_suspect)
 
@@ -172,7 +173,7 @@ class TaskRepository:
             if plan_id is not None:
                 values["of_plan"] = plan_id
             sent = time.perf_counter()
-            rows = connection.execute(_CLAIM_CHOSEN[plan_id is not None, suspects], values).all()
+            rows = connection.execute(_build_claim(True, plan_id is not None, suspects, chosen=True), values).all()
             keys.hold(connection, ((row.id, row.attempt) for row in rows), choice)
         return True, list(rows), time.perf_counter() - sent
 
@@ -304,6 +305,8 @@ class TaskRepository:
 # -- the claim ----------------------------------------------------------------------------------------------------
 
 
+# Built when first used: all of them at import would cost a command that claims nothing a seventh of its time.
+@cache
 def _build_claim(many: bool, of_plan: bool, suspects: bool, chosen: bool = False) -> Select[Any] | Update:
     """The claim statement: a fixed set of rows is locked first, then exactly that set is changed and returned.
 
@@ -461,19 +464,6 @@ def _paused(agent: Any) -> Any:
     )
 
 
-_CLAIMS = {
-    (many, of_plan, suspects): _build_claim(many, of_plan, suspects)
-    for many in (False, True)
-    for of_plan in (False, True)
-    for suspects in (False, True)
-}
-_CLAIM_CHOSEN = {
-    (of_plan, suspects): _build_claim(True, of_plan, suspects, chosen=True)
-    for of_plan in (False, True)
-    for suspects in (False, True)
-}
-
-
 def _ready(of_plan: bool, suspects: bool, route: Any = None) -> list[Any]:
     """The ready tasks of some routes, paused or not, as the claim's indexes have them; *route*: instead of known_routes."""
     pending, zero = literal_column("'pending'", Text), literal_column("0", Integer)
@@ -489,6 +479,7 @@ def _ready(of_plan: bool, suspects: bool, route: Any = None) -> list[Any]:
     return conditions
 
 
+@cache
 def _build_left(of_plan: bool, *kinds: bool) -> Any:
     """Whether the worker lives, and whether anything is ready by the claim's index: without a key, and with one.
 
@@ -510,6 +501,7 @@ def _build_left(of_plan: bool, *kinds: bool) -> Any:
     return select(*found)
 
 
+@cache
 def _build_demote(of_plan: bool, suspects: bool) -> Update:
     """Put right what says that it is due and is not (an INSERT by hand), many at once."""
     wrong = (
@@ -521,11 +513,6 @@ def _build_demote(of_plan: bool, suspects: bool) -> Update:
         .prefix_with("MATERIALIZED")
     )
     return update(table(Task)).where(Task.id == wrong.c.id).values(due=False)
-
-
-_LEFT = {(plan, suspects): _build_left(plan, suspects) for plan in (False, True) for suspects in (False, True)}
-_LOOK = {plan: _build_left(plan, False, True) for plan in (False, True)}
-_DEMOTE = {(plan, suspects): _build_demote(plan, suspects) for plan in (False, True) for suspects in (False, True)}
 
 
 # -- taking back --------------------------------------------------------------------------------------------------
