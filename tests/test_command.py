@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -472,6 +473,19 @@ def test_a_daemon_without_a_mark_is_found_by_the_pipe(tmp_path: Path) -> None:
     assert outcome.status == OutcomeClass.DONE
     assert any("1 process was still running" in note for note in outcome.notes)
     assert not is_running(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.parametrize("reason", [OutcomeClass.CANCELLED, OutcomeClass.TIMED_OUT])
+def test_a_stop_finds_a_daemon_without_a_mark_by_the_pipe(tmp_path: Path, reason: OutcomeClass) -> None:
+    """The same of an agent that is asked to end: its outcome does not come before the daemon is gone."""
+    pids = tmp_path / "pids"
+    daemon = f"trap '' TERM; echo $$ > {pids}; echo ready; while :; do sleep 0.1; done"
+    started = f"(setsid env -i PATH=$PATH sh -c {shlex.quote(daemon)} &); sleep 600"
+    outcome = execute(
+        agent("sh", "-c", started, kill_grace=0.2), when=lambda heard: "ready" in heard.text(), reason=reason
+    )
+    assert outcome.status is reason
+    assert not is_running(int(pids.read_text()))
 
 
 def test_the_end_of_a_pipeline_is_not_a_leftover() -> None:

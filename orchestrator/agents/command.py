@@ -306,9 +306,9 @@ class CommandAttempt(Telling):
                         f"the agent still ran {given.result_grace:g} s after its {what} and was ended; the {what} counts"
                     )
                 if self._stop.reason is not None:
-                    ended = await tree.end_at_last(given.kill_grace, self._stop.stuck)
+                    ended = await tree.end_at_last(given.kill_grace, self._stop.stuck, self._pipes())
                 else:
-                    ended = await tree.end(given.kill_grace)
+                    ended = await tree.end(given.kill_grace, self._pipes())
                 self._tell(ended, whole=True)
             await self._drain()
         finally:
@@ -328,7 +328,7 @@ class CommandAttempt(Telling):
 
     async def _end_now(self) -> None:
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.shield(asyncio.ensure_future(self._tree.end(0.0)))
+            await asyncio.shield(asyncio.ensure_future(self._tree.end(0.0, self._pipes())))
 
     def _conclude(self, code: int | None, signal: int | None, reason: OutcomeClass | None) -> Outcome:
         for name, output in self._outputs.items():

@@ -455,18 +455,20 @@ class ProcessTree:
                 await asyncio.wait([self._exited], timeout=1.0)
         except asyncio.CancelledError:
             self.kill()
-            await asyncio.shield(self._climb(0.0))
+            await asyncio.shield(self._climb(0.0, pipes))
             raise
         finally:
             self._keep.adopt({process.pid for process in self._known.values()} - {self.pid})
         return ended
 
-    async def end_at_last(self, grace: float, stuck: Callable[[str | None], None]) -> Ended:
+    async def end_at_last(
+        self, grace: float, stuck: Callable[[str | None], None], pipes: Collection[int] = ()
+    ) -> Ended:
         """As ``end``, and again and again until nothing survives; *stuck* is told what does, and None when it is gone.
 
         ``Ended.waited`` is in seconds from the first time that something had survived SIGKILL.
         """
-        ended = await self.end(grace)
+        ended = await self.end(grace, pipes)
         if not ended.survivors:
             return ended
         began = time.monotonic()
@@ -476,7 +478,7 @@ class ProcessTree:
                 pids = ", ".join(str(process.pid) for process in left)
                 what = "1 process" if len(left) == 1 else f"{len(left)} processes"
                 stuck(f"TERM, KILL sent; {what} left ({pids})")
-                left = (await self.end(0.0)).survivors
+                left = (await self.end(0.0, pipes)).survivors
         finally:
             stuck(None)
         return ended._replace(survivors=(), waited=time.monotonic() - began)
