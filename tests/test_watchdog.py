@@ -404,12 +404,12 @@ def test_run_goes_on_through_an_outage(
     """A fault of the database ends no watchdog; what became dead meanwhile is found afterwards."""
     judge, calls = orc.judge, 0
 
-    def fragile() -> list[UUID]:
+    def fragile(**options: Any) -> list[UUID]:
         nonlocal calls
         calls += 1
         if calls < 4:
             raise DatabaseUnavailable("gone")
-        return judge()
+        return judge(**options)
 
     monkeypatch.setattr(orc, "judge", fragile)
     other = register(engine)
