@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine
 
 from orchestrator.cli.desk import Desk
 from orchestrator.dashboard import board, run_view
@@ -30,6 +31,7 @@ from orchestrator.domain.snapshot import (
     Failure,
     Minute,
     PlanTask,
+    Question,
     RunningTask,
     RunView,
     ServerInfo,
@@ -39,16 +41,20 @@ from orchestrator.domain.snapshot import (
 from orchestrator.errors import Conflict
 from orchestrator.service import Orchestrator
 from tests.conftest import WaitUntil
+from tests.making import Making
 from tests.test_dashboard_live import ROOT, SHELL, Session
 
 NOW = datetime(2026, 11, 28, 12, 4, 31).astimezone()
-DEEDS = frozenset({"cancel", "retry", "hold", "release", "pause", "resume"})
+DEEDS = frozenset({"answer", "approve", "deny", "cancel", "retry", "hold", "release", "pause", "resume"})
 PAGES = frozenset({"show", "why", "logs"})
 SUBJECTS: dict[Target, Subject] = {
     1: Subject(1, "coder", "one", "running", "coder on gpu-05 for 47m00s", 3),
     2: Subject(2, "coder", "two", "failed"),
     3: Subject(3, "coder", "three", "held"),
     4: Subject(4, "coder", "four", "ready"),
+    5: Subject(5, "coder", "five", "waiting", question=Question(5, "Drop it?", choices=("drop", "keep"))),
+    6: Subject(6, "coder", "six", "waiting", question=Question(6, "Why?")),
+    7: Subject(7, "coder", "seven", "waiting", question=Question(7, "Start it?", kind="approval")),
 }
 
 
@@ -75,6 +81,76 @@ def test_a_change_asks_and_takes_only_y() -> None:
         assert these.asked is None
         assert (these.selected, these.page) == (1, None)
     assert press(controls(), "down", "x", "y") == Asked("cancel", SUBJECTS[1])
+
+
+def asking(target: Target, *names: str) -> tuple[Controls, object]:
+    """Return controls with the cursor on *target* after the keys *names*, and what the last of them asks to be done."""
+    these = controls()
+    these.selected = target
+    return these, press(these, *names)
+
+
+def test_a_choice_is_struck_by_its_number() -> None:
+    """The last line has the numbers; only one of them answers, and whatever else is struck leaves the question open."""
+    these, done = asking(5, "a")
+    line = these.last_line(Look(100))
+    assert done is None
+    assert line is not None
+    assert line.trimmed().text == " answer 5 five: Drop it?   1 drop   2 keep   Esc back"
+    assert asking(5, "a", "2")[1] == Asked("answer", SUBJECTS[5], "keep")
+    for key in ("3", "0", "y", "enter", "esc", "a", "12"):
+        these, done = asking(5, "a", key)
+        assert (done, these.asked, these.page) == (None, None, None)
+
+
+def test_an_answer_of_words_is_typed_and_then_asked_for() -> None:
+    """Enter does not send it: the words stand in the question, which takes y; Esc and an empty line send nothing."""
+    these, _ = asking(6, "a", *"no q")
+    these.paste("uestion")
+    typed = these.last_line(Look(80))
+    assert typed is not None
+    assert "no question_" in typed.text
+    assert press(these, "backspace", "enter") is None
+    line = these.last_line(Look(80))
+    assert line is not None
+    assert line.text == " answer 6 six: no questio    y answer   n leave"
+    assert press(these, "y") == Asked("answer", SUBJECTS[6], "no questio")
+    for keys in (("a", "x", "esc"), ("a", " ", "enter"), ("a", "x", "enter", "enter")):
+        these, done = asking(6, *keys)
+        assert (done, these.asked, these.answering) == (None, None, None)
+
+
+def test_approvals_take_y_and_d_denies_whatever_is_asked() -> None:
+    """What wants no words is approved; a question with choices can be denied; a task that asks nothing is told of."""
+    assert asking(7, "a", "y")[1] == Asked("approve", SUBJECTS[7])
+    assert asking(7, "a", "enter")[1] is None
+    for target in (5, 6, 7):
+        assert asking(target, "d", "y")[1] == Asked("deny", SUBJECTS[target])
+    line = asking(7, "d")[0].last_line(Look(80))
+    assert line is not None
+    assert line.text == " deny 7 seven: Start it?    y deny   n leave"
+    for key in "ad":
+        these, _ = asking(1, key)
+        assert (these.asked, these.said) == (None, "1 one asks nothing")
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 120])
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_what_is_asked_of_a_person_fits_and_is_harmless(width: int, ascii_only: bool) -> None:
+    """Long, wide and hostile questions, choices and answers stay on one line, with the keys that answer."""
+    look = Look(width, 24, ascii=ascii_only)
+    question = Question(48190, "\x1b]0;x\x07 審査 " * 20, choices=("\x1b[2J yes " * 9, "いいえ" * 9, "later"))
+    subject = Subject(48190, "coder", "port-billing", "waiting", question=question)
+    typed = controls()
+    typed.answering, typed.answer = subject, "答え\x1b[2J" * 50
+    lines = [asked_line(Asked(deed, subject, text), look)
+             for deed, text in (("answer", ""), ("answer", "x\ny" * 90), ("approve", ""), ("deny", ""))]  # fmt: skip
+    for line in (*lines, typed.last_line(look)):
+        assert line is not None
+        assert cells(line.trimmed().text) <= width
+        assert line.text.isprintable()
+    assert "3" in lines[0].text
+    assert all("y" in line.text[-22:] for line in lines[1:])
 
 
 def test_rows_that_move_do_not_move_the_question() -> None:
@@ -388,10 +464,10 @@ class Slow:
             raise Conflict("no")
         return [look.line(f"{what} {task_id} line {n}") for n in range(50)]
 
-    def do(self, deed: str, subject: Subject) -> str:
+    def do(self, asked: Asked) -> str:
         if self.fails:
             raise Conflict("it is done")
-        return f"{deed} {subject.task_id}"
+        return f"{asked.deed} {asked.subject.task_id}"
 
 
 def test_pages_and_changes_come_back_through_the_inbox(wait_until: WaitUntil) -> None:
@@ -455,15 +531,15 @@ def test_the_desk_does_what_the_commands_do(orchestrator: Orchestrator, monkeypa
     desk = Desk(orchestrator, lambda: told.append(1))
 
     def do(deed: str, kind: str) -> str:
-        return desk.do(deed, Subject(task, "coder", "one", kind))
+        return desk.do(Asked(deed, Subject(task, "coder", "one", kind)))
 
     assert do("hold", "ready") == f"{task} one: held"
     assert do("hold", "ready") == f"{task} one: so already"
     assert do("release", "held") == f"{task} one: released"
     assert do("cancel", "ready") == f"{task} one: cancelled"
     assert do("retry", "cancelled") == f"{task} one: opened again"
-    assert desk.do("pause", Subject(None, "coder")) == "agent coder is paused; what runs goes on"
-    assert desk.do("resume", Subject(None, "coder")) == "agent coder goes on"
+    assert desk.do(Asked("pause", Subject(None, "coder"))) == "agent coder is paused; what runs goes on"
+    assert desk.do(Asked("resume", Subject(None, "coder"))) == "agent coder goes on"
     found, _ = orchestrator.audit.list(limit=10)
     assert {each["actor"] for each in found} == {"ops"}
     assert [each["action"] for each in found] == ["resume", "pause", "retry", "cancel", "release", "hold"]
@@ -474,6 +550,35 @@ def test_the_desk_does_what_the_commands_do(orchestrator: Orchestrator, monkeypa
         lines = desk.page(what, task, Look(80, 24))
         assert lines
         assert all(cells(line.text) <= 80 for line in lines)
+
+
+def test_the_desk_answers_the_question_that_was_on_the_screen(orchestrator: Orchestrator, engine: Engine) -> None:
+    """Approve, deny and answer are the commands' own; a question that was replaced meanwhile is not answered instead."""
+    desk, made = Desk(orchestrator), Making.on(engine)
+    approve, deny, stale = (orchestrator.add("coder", "x", approval=True).id for _ in range(3))
+
+    def do(deed: str, task: int) -> str:
+        found = board.subject_of(orchestrator.snapshots.dashboard(), task, NOW)
+        assert found is not None
+        return desk.do(Asked(deed, found))
+
+    assert do("approve", approve).endswith(": approved")
+    assert do("deny", deny).endswith(": denied")
+    assert [str(orchestrator.get(each).status) for each in (approve, deny, stale)] == [
+        "pending",
+        "cancelled",
+        "waiting",
+    ]
+    shown = board.subject_of(orchestrator.snapshots.dashboard(), stale, NOW)
+    made.query("UPDATE questions SET question = 'Something else?' WHERE task_id = :id", id=stale)
+    assert shown is not None
+    with pytest.raises(Conflict, match="asks something else by now"):
+        desk.do(Asked("approve", shown))
+    made.query("UPDATE questions SET kind = 'ask', choices = '{yes,no}' WHERE task_id = :id", id=stale)
+    found = board.subject_of(orchestrator.snapshots.dashboard(), stale, NOW)
+    assert found is not None
+    assert desk.do(Asked("answer", found, "no")).endswith(": answered no")
+    assert orchestrator.questions.of_task(stale)[0]["answer"] == "no"
 
 
 # -- a run on a terminal ------------------------------------------------------------------------------------------

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import options
-from orchestrator.errors import InvalidInput
+from orchestrator.errors import Conflict, InvalidInput
 
 if TYPE_CHECKING:
-    from orchestrator.dashboard.controls import Subject
+    from orchestrator.dashboard.controls import Asked, Subject
     from orchestrator.dashboard.frame import Line, Look
     from orchestrator.repositories.operations import Changed
     from orchestrator.service import Orchestrator
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 LOG_EVENTS = 500
 """Events of a transcript that a page of output shows."""
 
+_VERDICTS = {"answer": "answered", "approve": "approved", "deny": "denied"}
 _DONE = {"cancel": "cancelled", "retry": "opened again", "hold": "held", "release": "released"}
 
 
 class Desk:
     """Reads and changes for a live view. *changed* is called after a change: the view's picture is old then."""
 
-    deeds = frozenset({"cancel", "retry", "hold", "release", "pause", "resume"})
+    deeds = frozenset({"answer", "approve", "deny", "cancel", "retry", "hold", "release", "pause", "resume"})
     pages = frozenset({"show", "logs", "why"})
 
     def __init__(self, orchestrator: Orchestrator, changed: Callable[[], None] = lambda: None) -> None:
@@ -52,9 +53,9 @@ class Desk:
             output_bytes=size,
         )
 
-    def do(self, deed: str, subject: Subject) -> str:
-        """Do *deed*; return what came of it. Raises Conflict, NotFound; driver errors come as they are."""
-        actor = options.actor()
+    def do(self, asked: Asked) -> str:
+        """Do it; return what came of it. Raises Conflict, InvalidInput, NotFound; driver errors come as they are."""
+        deed, subject, actor = asked.deed, asked.subject, options.actor()
         states = self._orchestrator.agent_states
         if deed == "pause":
             states.pause(subject.agent, actor=actor)
@@ -62,6 +63,8 @@ class Desk:
         elif deed == "resume":
             was = states.resume(subject.agent, actor=actor)
             said = f"agent {subject.agent} goes on" if was else f"agent {subject.agent} was not paused"
+        elif deed in _VERDICTS:
+            said = self._say(asked, actor)
         else:
             said = self._change(deed, subject, actor)
         self._changed()
@@ -83,6 +86,30 @@ class Desk:
         changed = does[deed](which, actor=actor)
         self._orchestrator.notify(changed.wake)
         return f"{subject.title}: {_outcome(deed, changed)}"
+
+    def _say(self, asked: Asked, actor: str) -> str:
+        """Say it to the question that was on the screen, and to no other that the task may have asked since."""
+        from orchestrator.domain.asking import Verdict
+        from orchestrator.repositories.filters import TaskFilter
+
+        subject, question = asked.subject, asked.subject.question
+        if subject.task_id is None or question is None:
+            raise InvalidInput(f"{asked.deed} needs a task that asks something")
+        questions = self._orchestrator.questions
+        every = questions.of_task(subject.task_id)
+        same = [each for each in every if each["question"] == question.text and each["kind"] == question.kind]
+        if every and not same:
+            raise Conflict(f"task {subject.task_id} asks something else by now", task=subject.task_id)
+        changed = questions.say(
+            TaskFilter(ids=[subject.task_id]),
+            Verdict(_VERDICTS[asked.deed]),
+            actor=actor,
+            text=asked.text or None,
+            name=same[-1]["name"] if same else None,
+        )
+        self._orchestrator.notify(changed.wake)
+        said = f"{subject.title}: {_VERDICTS[asked.deed]}"
+        return f"{said} {asked.text}" if asked.text else said
 
     def _logs(self, task_id: int, look: Look) -> list[Line]:
         from orchestrator.dashboard.show import LogLines, logs_gap

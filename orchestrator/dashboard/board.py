@@ -142,7 +142,8 @@ def subject_of(snapshot: Snapshot, target: Target, now: datetime) -> Subject | N
             return Subject(task.id, task.agent, task_name(task), kind, f"{task.agent}{on} for {age}")
     for question in snapshot.questions:
         if question.task_id == target:
-            return Subject(target, question.agent, task_name(question), "waiting", f"{question.agent}, waiting")
+            facts = f"{question.agent}, waiting"
+            return Subject(target, question.agent, task_name(question), "waiting", facts, question=question)
     for failure in snapshot.failures:
         if failure.task_id == target:
             facts = f"{failure.agent}, failed {short.clock(failure.at, now)}"

@@ -2,31 +2,37 @@
 
 ``Controls`` is pure: key names and the subjects of the screen's rows go in, its attributes say what to show, and
 ``key`` returns what is to be done. Nothing is changed without a question in the last line that names what was selected
-when the key was struck; ``y`` is the only yes, and whatever else is typed means no.
+when the key was struck; ``y`` is the only yes (a choice's number, where a task asks which), and whatever else is typed
+means no.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from orchestrator.dashboard.frame import Line, Look, plural
 from orchestrator.dashboard.keys import MOVES
 from orchestrator.dashboard.text import cells
+from orchestrator.domain.snapshot import Question
 
 Target = int | str
 """What a row is about: a task's id, or an agent's name."""
 
-DEEDS = {"x": "cancel", "r": "retry", "h": "hold", "P": "pause", "R": "resume"}
-"""Keys that change something. ``h`` is ``release`` for a task that is held."""
+DEEDS = {"a": "answer", "d": "deny", "x": "cancel", "r": "retry", "h": "hold", "P": "pause", "R": "resume"}
+"""Keys that change something. ``h`` is ``release`` for a task that is held, ``a`` is ``approve`` for what wants no words."""
 PAGES = {"enter": "show", "w": "why", "l": "logs", "t": "tree"}
 PANES = ("needs", "running", "agents", "workers", "failures")
 """The panes of the dashboard by their keys ``1`` to ``5``."""
 FILTER_MAX = 200
+ANSWER_MAX = 4000
+"""Longest answer that is typed here; a longer one is for ``answer --file``."""
 
 _ENDED = frozenset({"done", "failed", "cancelled", "not_run"})
-_KEEPS = {"cancel": "keep", "retry": "leave", "hold": "leave", "release": "leave", "pause": "leave", "resume": "leave"}
+_SAYS = frozenset({"answer", "approve", "deny"})
+CHOICES = 9
+"""So many choices of a question can be struck; one that has more is answered by the command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,7 @@ class Subject:
     """What stood under the cursor. ``kind`` is what a task is on screens: running, failed, held, …
 
     ``task_id`` is None for an agent. ``facts`` say where it is and since when, ``needed_by`` counts the tasks that need
-    it (None: nobody knows).
+    it (None: nobody knows). ``question`` is what it asks a person.
     """
 
     task_id: int | None
@@ -43,6 +49,7 @@ class Subject:
     kind: str = ""
     facts: str = ""
     needed_by: int | None = None
+    question: Question | None = None
 
     @property
     def title(self) -> str:
@@ -51,10 +58,17 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A change that waits for its yes."""
+    """A change that waits for its yes. ``text`` is the answer, empty while it is still to be chosen."""
 
     deed: str
     subject: Subject
+    text: str = ""
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """What can be chosen now, by number."""
+        asks = self.deed == "answer" and not self.text and self.subject.question is not None
+        return self.subject.question.choices[:CHOICES] if asks and self.subject.question else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +88,8 @@ def refused(deed: str, subject: Subject) -> str | None:
         return None if subject.agent else "select a task or an agent first"
     if subject.task_id is None:
         return f"select a task to {deed}"
+    if deed in _SAYS and subject.question is None:
+        return f"{subject.title} asks nothing"
     kind = subject.kind
     word = {"not_run": "not run", "not_due": "not due"}.get(kind, kind)
     if deed == "cancel" and kind in _ENDED:
@@ -113,6 +129,9 @@ class Controls:
         self.typing = False
         self.frozen = False
         self.asked: Asked | None = None
+        self.answering: Subject | None = None
+        """Whose answer is being typed."""
+        self.answer = ""
         self.said = ""
 
     @property
@@ -134,7 +153,13 @@ class Controls:
         self.said = ""
         if self.asked is not None:
             asked, self.asked = self.asked, None
+            if asked.choices:
+                at = int(name) if len(name) == 1 and name in "123456789" else 0
+                return replace(asked, text=asked.choices[at - 1]) if 0 < at <= len(asked.choices) else None
             return asked if name == "y" else None
+        if self.answering is not None:
+            self._answer(name, self.answering)
+            return None
         if self.typing:
             self._type(name)
             return None
@@ -159,9 +184,11 @@ class Controls:
         return None
 
     def paste(self, text: str) -> None:
-        """Take a burst that is no key: text for the filter while one is typed, else nothing at all, and no yes."""
+        """Take a burst that is no key: text for the field that is typed in, else nothing at all, and no yes."""
         self.asked = None
-        if self.typing:
+        if self.answering is not None:
+            self.answer = (self.answer + text)[:ANSWER_MAX]
+        elif self.typing:
             self.filter = (self.filter + text)[:FILTER_MAX]
 
     # -- what keys do -------------------------------------------------------------------------------------------------
@@ -175,6 +202,17 @@ class Controls:
             self.filter = self.filter[:-1]
         elif len(name) == 1:
             self.filter = (self.filter + name)[:FILTER_MAX]
+
+    def _answer(self, name: str, subject: Subject) -> None:
+        """Take a key of the answer's text. Enter ends it, and asks: what is sent cannot be taken back."""
+        if name == "backspace":
+            self.answer = self.answer[:-1]
+        elif len(name) == 1:
+            self.answer = (self.answer + name)[:ANSWER_MAX]
+        elif name == "esc" or (name == "enter" and not self.answer.strip()):
+            self.answering = None
+        elif name == "enter":
+            self.answering, self.asked = None, Asked("answer", subject, self.answer.strip())
 
     def _back(self) -> None:
         """Undo one thing: the page, the cursor, the filter, the pane."""
@@ -238,9 +276,14 @@ class Controls:
             return
         if deed == "hold" and found.kind == "held":
             deed = "release"
+        question = found.question
+        if deed == "answer" and question is not None and question.kind != "ask":
+            deed = "approve"
         why_not = refused(deed, found)
         if why_not is not None:
             self.said = why_not
+        elif deed == "answer" and question is not None and not question.choices:
+            self.answering, self.answer = found, ""
         else:
             self.asked = Asked(deed, found)
 
@@ -250,6 +293,8 @@ class Controls:
         """Return what stands in the last line in place of the keys: a question, the filter, or what came of a key."""
         if self.asked is not None:
             return asked_line(self.asked, look)
+        if self.answering is not None:
+            return answer_line(self.answering, self.answer, look)
         if self.typing:
             line = look.line((" / ", "bold")).fill(self.filter[-max(1, look.width - 12) :] + "_", look.width - 3)
             hint = "agent: plan: worker: class:   Enter keep   Esc drop"
@@ -264,7 +309,9 @@ class Controls:
 def asked_line(asked: Asked, look: Look) -> Line:
     """Return the question before a change: what would be done to what, and the two keys. What it is gives way last."""
     subject = asked.subject
-    keys = f"    y {asked.deed}   n {_KEEPS[asked.deed]}"
+    if asked.choices:
+        return _choices_line(asked, look)
+    keys = f"    y {asked.deed}   n {'keep' if asked.deed == 'cancel' else 'leave'}"
     if look.tiny:
         keys = "  y/n"
     title = subject.title if subject.task_id is not None or asked.deed not in ("pause", "resume") else subject.agent
@@ -272,6 +319,10 @@ def asked_line(asked: Asked, look: Look) -> Line:
         title = f"agent {subject.agent}"
     head = f" {asked.deed} {title}?"
     facts = []
+    if asked.deed in _SAYS and subject.question is not None:
+        words = asked.text if asked.deed == "answer" else subject.question.text
+        line = Line(look).fill(f" {asked.deed} {title}: ", (look.width - cells(keys)) // 2, "bold")
+        return line.fill(" ".join(words.split()), look.width - cells(keys) - line.width).add(keys)
     if asked.deed not in ("pause", "resume"):
         if subject.facts:
             facts.append(subject.facts)
@@ -286,6 +337,30 @@ def asked_line(asked: Asked, look: Look) -> Line:
     return line.add(keys)
 
 
+def _choices_line(asked: Asked, look: Look) -> Line:
+    """Return a question with its choices by number; the words give way to the numbers, the choices' words to both."""
+    question = asked.subject.question
+    assert question is not None
+    numbered = [f"{n} {' '.join(choice.split())}" for n, choice in enumerate(asked.choices, 1)]
+    keys = "   " + "   ".join(look.cut(each, 14 if look.tiny else 24) for each in numbered)
+    end = "" if look.tiny else "   Esc back"
+    if cells(look.show(keys)) + cells(end) > look.width - 8:
+        keys, end = f"   1-{len(numbered)}", ""
+    head = f" answer {asked.subject.title}: {' '.join(question.text.split())}"
+    return Line(look).fill(head, look.width - cells(look.show(keys)) - cells(end), "bold").add(keys).add(end)
+
+
+def answer_line(subject: Subject, text: str, look: Look) -> Line:
+    """Return the field that an answer is typed into: whose it is, and the end of what has been typed."""
+    hint = "   Enter send   Esc back" if look.width >= 60 else ""
+    line = Line(look).fill(f" answer {subject.title}: ", max(10, (look.width - len(hint)) // 2), "bold")
+    room = look.width - line.width - len(hint)
+    shown = look.show(text) + "_"
+    while cells(shown) > room:
+        shown = shown[cells(shown) - room if shown.isascii() else 1 :]
+    return line.add(shown).add(" " * (room - cells(shown)) + hint, "dim")
+
+
 KEYS = (
     ("select", "arrows, j k, PgUp, PgDn, Home, End", "select, or scroll a page"),
     ("open", "Enter", "open the selected task"),
@@ -293,6 +368,8 @@ KEYS = (
     ("w", "w", "why it does not run"),
     ("t", "t", "the plan as a tree"),
     ("", "Esc", "back"),
+    ("a", "a", "answer or approve what the selected task asks"),
+    ("d", "d", "deny it"),
     ("x", "x", "cancel the selected task"),
     ("r", "r", "retry it"),
     ("h", "h", "hold or release it"),
@@ -315,7 +392,7 @@ def help_lines(look: Look) -> list[Line]:
     for keys, what in shown:
         line = look.line("  ", (f"{keys:<{width}}", "bold"), "  ") if not look.tiny else look.line((keys, "bold"), " ")
         lines.append(line.fill(what, look.width - line.width).trimmed())
-    if look.keys & {"x", "r", "h", "P"}:
+    if look.keys & {"a", "x", "r", "h", "P"}:
         lines.append(look.line(("  what changes something asks first, in the last line", "dim")).trimmed())
     return lines
 

@@ -26,15 +26,15 @@ class Desk(Protocol):
     """What keys can do beyond the view. Both methods may wait for the database, and raise what it raises."""
 
     deeds: frozenset[str]
-    """Of cancel, retry, hold, release, pause, resume."""
+    """Of answer, approve, deny, cancel, retry, hold, release, pause, resume."""
     pages: frozenset[str]
     """Of show, why, logs."""
 
     def page(self, what: str, task_id: int, look: Look) -> list[Line]:
         """Return the page *what* of a task."""
 
-    def do(self, deed: str, subject: Subject) -> str:
-        """Do *deed*, with its entry in the audit trail; return in a few words what came of it."""
+    def do(self, asked: Asked) -> str:
+        """Do what was asked and said yes to, with its entry in the audit trail; return in a few words what came of it."""
 
 
 class Keyboard:
@@ -138,7 +138,7 @@ class Keyboard:
 
         def work() -> None:
             try:
-                said = desk.do(asked.deed, asked.subject)
+                said = desk.do(asked)
             except Exception as error:  # noqa: BLE001 - told where the key was struck
                 said = f"{asked.deed}: {self._reason(error)}"
             self._put(("said", said))

@@ -230,7 +230,8 @@ def subject_of(view: RunView, target: Target, now: datetime) -> Subject | None:
     elif what in WORDS or what in ("held", "blocked", "waiting", "retrying", "failed", "cancelled", "done"):
         facts += f", {WORDS.get(what, what)}"
     needed = sum(1 for each in view.tasks if target in each.needs and each.status not in ("done", "cancelled"))
-    return Subject(task.id, task.agent, task.name, what, facts, needed)
+    question = task.question if what == "waiting" else None
+    return Subject(task.id, task.agent, task.name, what, facts, needed, question)
 
 
 def _progress(plan: _Plan, look: Look) -> Line:
