@@ -84,3 +84,12 @@ def test_every_row_is_listed_with_a_sentence() -> None:
     listed = bench("--list")
     assert listed.returncode == 0
     assert [line.split(maxsplit=1)[0] for line in listed.stdout.splitlines()] == list(ROWS)
+
+
+def test_a_limit_too_small_to_be_measured_is_none() -> None:
+    """A smoke run may use less CPU than a tick of the clock: there is no ratio then, and no judgement."""
+    figure = Figure("CPU", "µs", against="bare", must=1.0)
+    figure.add(5.0, 0.0)
+    assert (figure.as_json()["ratio"], figure.as_json()["met"]) == (None, None)
+    figure.add(6.0, 3.0)
+    assert figure.as_json()["ratio"] == 2

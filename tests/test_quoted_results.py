@@ -101,6 +101,6 @@ def test_a_result_without_the_quoted_part() -> None:
         template=True,
     )
     orchestrator = Orchestrator("postgresql://nowhere.invalid/none", settings=Settings())
-    outcome = asyncio.run(orchestrator.execute(claim, cast(Any, None), cast(Any, None), cast(Any, None)))
+    outcome = asyncio.run(orchestrator.execute(claim, cast(Any, None), cast(Any, None), Stop()))
     assert (outcome.status, outcome.cause) == (OutcomeClass.PERMANENT, "bad_placeholder")
     assert outcome.message == "input: placeholder {t.result.diff}: t.result has no 'diff'; known: patch"

@@ -35,10 +35,11 @@ class Figure:
 
     @property
     def ratio(self) -> float | None:
-        """The median of the ratios of each run; None without a limit."""
+        """The median of the ratios of each run; None without a limit, or with one too small to be measured."""
         if not self.limits:
             return None
-        return statistics.median(value / limit for value, limit in zip(self.values, self.limits, strict=True))
+        ratios = [value / limit for value, limit in zip(self.values, self.limits, strict=True) if limit]
+        return statistics.median(ratios) if ratios else None
 
     def met(self) -> str | None:
         """``goal``, ``must`` or ``no``; None if nothing is asked or nothing was measured."""
