@@ -326,6 +326,38 @@ def test_being_cancelled_ends_the_tree_all_the_same(tmp_path: Path) -> None:
     run_async(main)
 
 
+HEADLESS = """
+import ctypes, os, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)  # exit, of this thread alone
+"""
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_process_whose_first_thread_has_ended_still_lives(cancelled: bool) -> None:
+    """It is a zombie by its state, but its other threads run: it is ended as any other, and collected."""
+
+    async def main() -> None:
+        tree = start(sys.executable, "-c", HEADLESS)
+        await until(lambda: "Z" in Path(f"/proc/{tree.pid}/status").read_text().split("State:")[1][:3])
+        found = census.one(tree.pid)
+        assert found is not None
+        assert found.alive
+        ending = asyncio.ensure_future(tree.end(grace=0.0))
+        if cancelled:
+            await asyncio.sleep(0)
+            ending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await ending
+        else:
+            assert not (await ending).survivors
+        assert tree.returncode == -signal.SIGKILL
+        assert census.one(tree.pid) is None
+        tree.close()
+
+    run_async(main)
+
+
 # -- a worker that dies ------------------------------------------------------------------------------------------------
 
 STAND_IN = """

@@ -116,7 +116,10 @@ def _parse(pid: int, data: bytes) -> Process | None:
     rest = data[data.rfind(b")") + 2 :].split(b" ", 20)
     if len(rest) < 20:
         return None
-    return Process(pid, int(rest[1]), int(rest[2]), int(rest[3]), rest[0].decode("ascii", "replace"), int(rest[19]), "")
+    state = rest[0].decode("ascii", "replace")
+    if state == "Z" and int(rest[17]) > 1:
+        state = "S"  # only its first thread has ended: the others run on, and nobody can collect it before they end
+    return Process(pid, int(rest[1]), int(rest[2]), int(rest[3]), state, int(rest[19]), "")
 
 
 def _marks(pid: int) -> str:

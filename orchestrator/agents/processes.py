@@ -456,6 +456,7 @@ class ProcessTree:
         except asyncio.CancelledError:
             self.kill()
             await asyncio.shield(self._climb(0.0, pipes))
+            await asyncio.wait([self._exited], timeout=1.0)  # collected, or nobody would: the next sweep may never come
             raise
         finally:
             self._keep.adopt({process.pid for process in self._known.values()} - {self.pid})
