@@ -5,8 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from alembic.autogenerate import compare_metadata
-from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection
 
 from orchestrator.database.schema import VERSION_TABLE
@@ -15,6 +13,9 @@ from orchestrator.domain.entities import Base
 
 def drift(connection: Connection) -> list[str]:
     """Each difference between the models and the tables, in words; what is there beside them is not looked at."""
+    from alembic.autogenerate import compare_metadata  # late, as in schema: few commands need Alembic
+    from alembic.runtime.migration import MigrationContext
+
     tables = Base.metadata.tables
 
     def ours(name: str | None, kind: str, _parents: object) -> bool:
