@@ -195,7 +195,10 @@ def test_nesting_marks_do_not_reach_the_agent(monkeypatch: pytest.MonkeyPatch) -
     """S35: a worker that was started from inside an agent starts agents that do not see it."""
     for name in ("CLAUDECODE", "CLAUDE_CODE_ENTRYPOINT", "AI_AGENT"):
         monkeypatch.setenv(name, "1")
-    assert execute(fake("noenv", output="text")).status == OutcomeClass.DONE
+    outcome = execute(fake("noenv", output="text", env_set={"TOKEN_OF_TEST": "hidden"}))
+    assert outcome.status == OutcomeClass.DONE
+    assert {"PATH", "TOKEN_OF_TEST", "ORCHESTRATOR_TASK_ID"} <= set(outcome.variables)
+    assert not {"CLAUDECODE", "AI_AGENT"} & set(outcome.variables)
 
 
 def test_directories(tmp_path: Path) -> None:

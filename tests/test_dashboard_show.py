@@ -182,6 +182,18 @@ def test_show_says_what_to_do_next() -> None:
     assert last("pending", held_at=ago(5)) == "next  orchestrator release 9"
 
 
+def test_show_names_the_variables_of_the_newest_attempt() -> None:
+    """Only where it is asked for: the names alone, on as many lines as they take."""
+    given = failed_task()
+    names = [f"VARIABLE_{n:02}" for n in range(12)]
+    given["runs"][-1]["variables"] = names
+    assert "VARIABLE" not in shown(render_show(given, NOW, Look()))
+    lines = [line.text for line in render_show(given, NOW, Look(), variables=True)]
+    at = next(n for n, text in enumerate(lines) if "variables of attempt 3" in text)
+    assert "12 names, no values" in lines[at]
+    assert " ".join(lines[at + 1 : at + 3]).split() == names
+
+
 def test_runs_have_captions() -> None:
     """The table of ``runs`` names its columns."""
     lines = render_runs(failed_task()["runs"], NOW, Look(), captions=True)

@@ -48,6 +48,7 @@ def ended() -> Ended:
         transcript=TranscriptSize(10, 2, True),
         notes=("one", "two"),
         elapsed=3.25,
+        variables=("HOME", "PATH"),
     )
     return Ended(claim, outcome, "worker-1", "host")
 

@@ -185,7 +185,7 @@ class CommandAgent(Defined):
                 attempt.notes.append(f"secret {name} is not set in the worker's environment")
             for name in secrets.too_short:
                 attempt.notes.append(f"secret {name} is too short to be hidden in what the agent writes")
-            return await attempt.run(), not attempt.spoke
+            return replace(await attempt.run(), variables=tuple(sorted(start.env))), not attempt.spoke
         finally:
             start.clean()
             if slot is not None:

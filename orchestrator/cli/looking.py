@@ -116,6 +116,7 @@ def show(context: typer.Context, task_id: IdArgument, as_json: JsonOption = Fals
         output=output,
         output_bytes=size,
         agent_kind=kind,
+        variables=True,
     )
     printing.lines(drawn)
 

@@ -200,11 +200,13 @@ def render_show(
     output: Sequence[str] = (),
     output_bytes: int | None = None,
     agent_kind: str | None = None,
+    variables: bool = False,
 ) -> list[Line]:
     """Return the screen of ``show``: who, when and why; the attempts; the last output; the next command.
 
     *runs* is by default the task's own key of that name. *needed_by* are tasks (id, name, status) that need this one,
-    *output* the last lines of the newest attempt's output, *output_bytes* the size of all of it.
+    *output* the last lines of the newest attempt's output, *output_bytes* the size of all of it. With *variables* the names
+    of those that the newest attempt's agent was given stand there as well.
     """
     runs = list(task.get("runs") or ()) if runs is None else list(runs)
     what = kind_of(task, now)
@@ -232,6 +234,8 @@ def render_show(
     if runs:
         lines.append(rule(_ruled(look), "attempts"))
         lines += render_runs(runs, now, look)
+        if variables:
+            lines += _variables(runs[-1], look)
     if output:
         attempt = task.get("attempt") or 1
         size = "" if output_bytes is None else short.size(output_bytes)
@@ -246,6 +250,21 @@ def render_show(
     if line.width:
         lines.append(line)
     return [each.trimmed() for each in lines]
+
+
+def _variables(run: Json, look: Look) -> list[Line]:
+    """Return the names of the variables that an attempt's agent was given, on as many lines as they take."""
+    names = run.get("variables") or ()
+    if not names:
+        return []
+    lines = [rule(_ruled(look), f"variables of attempt {run['attempt']}", f"{len(names)} names, no values")]
+    line = Line(look)
+    for name in names:
+        if line.width and line.width + 2 + cells(look.show(str(name))) > min(look.width, 120):
+            lines.append(line)
+            line = Line(look)
+        line.add("  ").fill(str(name), look.width - 2, "dim")
+    return [*lines, line]
 
 
 def _ruled(look: Look) -> Look:

@@ -329,6 +329,7 @@ class Run(Base):
     transcript_replaced: Mapped[bool | None] = mapped_column(Boolean)
     notes: Mapped[list[str] | None] = mapped_column(JSONB(none_as_null=True))
     workspace: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    variables: Mapped[list[str] | None] = mapped_column(JSONB(none_as_null=True))
 
     __table_args__ = (
         # record_runs and take_back: one run an attempt, whoever writes it

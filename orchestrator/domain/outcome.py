@@ -138,6 +138,7 @@ class Outcome:
     ``retry_at`` (an instant of the provider's clock) or ``retry_after`` (seconds) is the stated reset of a rate limit.
     ``elapsed`` is measured locally in seconds; ``result`` is a JSON value; ``workspace`` is where
     it worked and what it left; ``notes`` are sentences for the run row.
+    ``variables`` are the names of what its environment held, never a value.
     ``asks`` are what a ``suspended`` attempt (or one that is ``over_budget``) asks a person: the task waits for the answers.
     """
 
@@ -156,3 +157,4 @@ class Outcome:
     elapsed: float = 0.0
     workspace: dict[str, Any] | None = None
     asks: tuple[Ask, ...] = ()
+    variables: tuple[str, ...] = ()

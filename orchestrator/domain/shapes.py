@@ -147,6 +147,7 @@ def run_json(run: Run) -> dict[str, Any]:
         },
         "notes": run.notes or [],
         "workspace": run.workspace,
+        "variables": run.variables,
     }
 
 

@@ -86,6 +86,7 @@ _RUN: tuple[tuple[str, Any], ...] = (
     ("transcript_replaced", Boolean()),
     ("notes", JSONB()),
     ("workspace", JSONB()),
+    ("variables", JSONB()),
 )
 _COUNTED = ("delay", "retry_count", "lost_count", "limited_count")
 _NUMBERS = (*_COUNTED, "elapsed", "transcript_bytes", "transcript_dropped_bytes")
@@ -299,6 +300,8 @@ def _row(ending: Ending) -> dict[str, Any]:
             row[name] = said
     if outcome.notes:
         row["notes"] = list(outcome.notes)
+    if outcome.variables:
+        row["variables"] = list(outcome.variables)
     size = outcome.transcript
     if size.bytes or size.dropped_bytes or size.replaced:
         row["transcript_bytes"], row["transcript_dropped_bytes"] = size.bytes, size.dropped_bytes

@@ -163,6 +163,7 @@ def _unpacked(data: bytes) -> tuple[Ended, list[Piece]]:
     outcome["usage"] = None if outcome["usage"] is None else Usage(**outcome["usage"])
     outcome["transcript"] = TranscriptSize(**outcome["transcript"])
     outcome["notes"] = tuple(outcome["notes"])
+    outcome["variables"] = tuple(outcome.get("variables", ()))
     outcome["asks"] = tuple(_ask(each) for each in outcome.get("asks", ()))
     claim.pop("answered", None)
     return (
