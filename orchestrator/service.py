@@ -18,11 +18,9 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 from uuid import UUID
 
-from orchestrator.agents import workspaces
-from orchestrator.agents.building import build
 from orchestrator.agents.functions import AgentFunction, Context, named
 from orchestrator.agents.protocol import Agent, Live, Stop
 from orchestrator.agents.spending import Spending, needed
@@ -79,6 +77,9 @@ from orchestrator.repositories.workers import Neighbour, Renewal, WorkerReposito
 from orchestrator.settings import Settings, __version__
 from orchestrator.tracing import tracing
 from orchestrator.workerless import LeaseKeeper, Unwatched
+
+if TYPE_CHECKING:
+    from orchestrator.agents.workspaces import Found
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -367,6 +368,8 @@ class Orchestrator:
 
         Raises UnknownAgent, with the nearest name, for a name that the configuration does not define.
         """
+        from orchestrator.agents.building import build  # every kind of agent with it: not for those who only look
+
         known = self.definitions()
         chosen: list[Agent] = []
         for each in list(known) if agents is None else agents:
@@ -671,30 +674,15 @@ class Orchestrator:
 
     def workspaces(
         self, *, remove: bool = False, older_than: float = 0.0, force: Sequence[str] = (), abandoned: bool = False
-    ) -> list[workspaces.Found]:
+    ) -> list[Found]:
         """The workspaces on this host, each with the reason why it must stay; with *remove* those without are removed.
 
         *force* names some that are removed with what is in them, unless a task or a process works there. *abandoned*:
         only what an attempt that was killed, or had succeeded, left behind.
         """
-        found = list(workspaces.look(lambda _: None))
-        records = [each.record for each in found if each.record is not None]
-        if abandoned:
-            records = [record for record in records if record.ended in (None, OutcomeClass.DONE.value)]
-        if not records:
-            return [] if abandoned else found
-        known = self.reading.workspaces([(each.name, each.task, each.attempt, each.worker) for each in records])
+        from orchestrator.agents.workspaces import survey
 
-        def judge(record: workspaces.Record) -> str | None:
-            return known.get(record.name, "no task of this queue knows it")
-
-        if not remove:
-            return list(workspaces.look(judge, older_than=older_than))
-        return [
-            workspaces.tidy(each.folder, judge, older_than=older_than, force=each.folder.name in force)
-            for each in found
-            if not abandoned or each.record in records
-        ]
+        return survey(self.reading.workspaces, remove=remove, older_than=older_than, force=force, abandoned=abandoned)
 
     def idle(self, agents: Sequence[Known], plan_id: int | None = None) -> bool:
         """Whether no task of *agents* runs anywhere, is due, or waits for a retry."""

@@ -12,11 +12,7 @@ import pytest
 import yaml
 
 from orchestrator.errors import InvalidInput, InvalidPlan
-from orchestrator.plans import (
-    agent_definition,
-    load_plan,
-    reading,
-)
+from orchestrator.plans import agent_definition, core_yaml, load_plan
 from tests.plan_files import AGENTS, INPUTS, YAML, FindFaults, Load, fault_finder, filled, loader
 
 
@@ -97,8 +93,8 @@ def test_yaml_scalars(load: Load) -> None:
 def test_without_libyaml(monkeypatch: pytest.MonkeyPatch, load: Load, faults: FindFaults) -> None:
     """The loader written in Python gives the same plan and faults with lines."""
     plan = load(YAML)
-    pure = type("Pure", (yaml.SafeLoader,), {"yaml_implicit_resolvers": reading._Loader.yaml_implicit_resolvers})
-    monkeypatch.setattr(reading, "_Loader", pure)
+    pure = type("Pure", (yaml.SafeLoader,), {"yaml_implicit_resolvers": core_yaml._Loader.yaml_implicit_resolvers})
+    monkeypatch.setattr(core_yaml, "_Loader", pure)
     assert load(YAML) == plan
     assert faults("tasks:\n\t- name: a\n") == [(2, "a tab stands in the indentation; YAML wants spaces")]
     assert "nested too deeply" in faults("a: " + "[" * 20_000)[0][1]

@@ -21,7 +21,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -441,6 +441,39 @@ def look(judge: Judge, *, older_than: float = 0.0) -> Iterator[Found]:
         yield _judged(folder, record, judge, older_than)
 
 
+def survey(
+    stays: Callable[[list[tuple[str, int, int, str]]], Mapping[str, str | None]],
+    *,
+    remove: bool,
+    older_than: float,
+    force: Sequence[str],
+    abandoned: bool,
+) -> list[Found]:
+    """Each folder below the root with the reason why it must stay; with *remove* those without are removed.
+
+    *stays* is what the queue knows of some (name, task id, attempt, worker id): why each must stay, or None. *force* names
+    some that are removed with what is in them. *abandoned*: only what an attempt that was killed, or had succeeded, left.
+    """
+    found = list(look(lambda _: None))
+    records = [each.record for each in found if each.record is not None]
+    if abandoned:
+        records = [record for record in records if record.ended in (None, OutcomeClass.DONE.value)]
+    if not records:
+        return [] if abandoned else found
+    known = stays([(each.name, each.task, each.attempt, each.worker) for each in records])
+
+    def judge(record: Record) -> str | None:
+        return known.get(record.name, "no task of this queue knows it")
+
+    if not remove:
+        return list(look(judge, older_than=older_than))
+    return [
+        tidy(each.folder, judge, older_than=older_than, force=each.folder.name in force)
+        for each in found
+        if not abandoned or each.record in records
+    ]
+
+
 def tidy(folder: Path, judge: Judge, *, older_than: float = 0.0, force: bool = False) -> Found:
     """Remove one workspace if it may go; return how it was found. *force* also removes what would be lost by it.
 
@@ -527,5 +560,6 @@ __all__ = [
     "open_workspace",
     "read_record",
     "root",
+    "survey",
     "tidy",
 ]

@@ -29,7 +29,7 @@ from orchestrator.plans.agents import (
     short_hash,
 )
 from orchestrator.plans.fields import Faults, Fields, shown
-from orchestrator.plans.reading import Row, Unreadable, decoded, read_json_lines, read_toml, read_yaml
+from orchestrator.plans.reading import Row, Unreadable, decoded, read_json_lines, read_toml
 from orchestrator.plans.tasks import TASK_KEYS, Tasks, argv_faults, resolve, task_hash, with_results
 
 __all__ = [
@@ -192,7 +192,12 @@ class _Reading:
     def document(self, kind: str) -> None:
         """Read a whole YAML or TOML file."""
         text = decoded(Path(self.path).read_bytes())
-        top = read_yaml(text, self.faults.add) if kind == "yaml" else read_toml(text)
+        if kind == "yaml":
+            from orchestrator.plans.core_yaml import read_yaml
+
+            top = read_yaml(text, self.faults.add)
+        else:
+            top = read_toml(text)
         if top is None:
             top = {}
         if not isinstance(top, dict):

@@ -143,6 +143,9 @@ def test_mini_swe_agent(cli: Cli) -> None:
     assert outcome.usage.turns == 1
     refused = ask(cli, "let me in [[mock:status=401]]")
     assert refused.status is OutcomeClass.UNAUTHENTICATED, refused
+    for status in (429, 529):
+        limited = ask(cli, f"please wait [[mock:status={status},retry_after=1]]")
+        assert limited.status is OutcomeClass.RATE_LIMITED, limited
 
 
 @pytest.mark.parametrize("cli", ["llm"], indirect=True)
