@@ -143,6 +143,11 @@ def test_mini_swe_agent(cli: Cli) -> None:
     assert outcome.usage.turns == 1
     refused = ask(cli, "let me in [[mock:status=401]]")
     assert refused.status is OutcomeClass.UNAUTHENTICATED, refused
+
+
+@pytest.mark.parametrize("cli", ["mini-swe-agent"], indirect=True)
+def test_limits_of_mini_swe_agent(cli: Cli) -> None:
+    """It has no other word for an overloaded provider than the provider's own."""
     for status in (429, 529):
         limited = ask(cli, f"please wait [[mock:status={status},retry_after=1]]")
         assert limited.status is OutcomeClass.RATE_LIMITED, limited
