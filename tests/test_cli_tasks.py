@@ -434,6 +434,7 @@ def test_cancel_and_its_exit_codes(cli: Cli, making: Making) -> None:
     assert cli("cancel", str(pending), "--json").json["already"] == [pending]
     assert cli("cancel", str(running), "--json").json["requested"] == [running]
     assert cli("cancel", str(running), "--json").json["already"] == [running]
+    assert f"1 task already cancelled or asked to end: {running}" in cli("cancel", str(running)).out
     assert cli("cancel", str(done), "--json", code=5).error["code"] == "conflict"
     mixed = cli("cancel", f"{pending},{done}", "--json", code=5).json
     assert (mixed["already"], [each["id"] for each in mixed["skipped"]]) == ([pending], [done])

@@ -534,7 +534,7 @@ def test_the_desk_does_what_the_commands_do(orchestrator: Orchestrator, monkeypa
         return desk.do(Asked(deed, Subject(task, "coder", "one", kind)))
 
     assert do("hold", "ready") == f"{task} one: held"
-    assert do("hold", "ready") == f"{task} one: so already"
+    assert do("hold", "ready") == f"{task} one: already held"
     assert do("release", "held") == f"{task} one: released"
     assert do("cancel", "ready") == f"{task} one: cancelled"
     assert do("retry", "cancelled") == f"{task} one: opened again"

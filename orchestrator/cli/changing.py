@@ -40,6 +40,13 @@ _DONE = {
     "deny": "denied",
     "answer": "answered",
 }
+ALREADY = {
+    "cancel": "already cancelled or asked to end",
+    "hold": "already held",
+    "release": "not held in the first place",
+    "priority": "already of that priority",
+}
+"""What is said of tasks that a change found as it would have made them."""
 
 
 def cancel(
@@ -234,7 +241,7 @@ def _say(changed: Changed) -> None:
         (changed.ids, f"{would}{_DONE[changed.action]}"),
         (changed.requested, f"running: {would}asked to end"),
         (changed.family, f"{would}changed with them, because they need them"),
-        (changed.already, "so already"),
+        (changed.already, ALREADY.get(changed.action, "as asked already")),
     ]
     for ids, what in rows:
         if ids:

@@ -134,7 +134,9 @@ def _outcome(deed: str, changed: Changed) -> str:
     if changed.requested:
         text = "asked to end"
     elif changed.already:
-        text = "so already"
+        from orchestrator.cli.changing import ALREADY
+
+        text = ALREADY.get(deed, "as asked already")
     elif changed.ids:
         text = _DONE[deed]
     else:
