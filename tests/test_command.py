@@ -505,6 +505,18 @@ def test_alive_after_its_result() -> None:
     assert (outcome.exit_code, outcome.signal) == (None, None)
 
 
+def test_an_agent_that_goes_on_after_a_result_is_not_ended() -> None:
+    """S33: the time to end counts from the last result, not from one after which another step began."""
+    code = (
+        "import json, os, time\n"
+        "def say(*events): os.write(1, ''.join(json.dumps(event) + chr(10) for event in events).encode())\n"
+        "end = {'type': 'step_finish', 'part': {'reason': 'stop'}}\n"
+        "say(end, {'type': 'step_start'})\ntime.sleep(0.3)\nsay({'type': 'text', 'part': {'text': 'whole'}}, end)"
+    )
+    outcome = execute(script(code, output="opencode", result_grace=0.05))
+    assert (outcome.status, outcome.result) == (OutcomeClass.DONE, "whole")
+
+
 def test_a_result_before_the_request_to_end_counts() -> None:
     """S33: a budget that strikes while the agent only tidies up takes no paid result away."""
     outcome = execute(

@@ -66,6 +66,36 @@ def test_the_last_line_that_is_json() -> None:
     assert findings.result == {"a": 2}
 
 
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ('note\n{\n  "ok": false,\n  "items": [\n    "a",\n    "b"\n  ]\n}\n', {"ok": False, "items": ["a", "b"]}),
+        ("note\n[\n  1,\n  2\n]\n", [1, 2]),
+        ('{\n  "ok": 1\n}\nall done\n', {"ok": 1}),
+        ('{\n  "ok": 1\n}\n42\n', 42),
+        ('[1/3] begins\n{"a": 1}\n', {"a": 1}),
+        ('{\n{"a": 1}\n', {"a": 1}),
+        ("note\n[\n  1,\n  2\n", None),
+        ("note\n[\n  1\n  2\n]\n", None),
+        ('note\n{"a": [\n  oops\n  {"b": 1}\n]}\n', None),
+    ],
+)
+def test_a_document_with_noise_around_it(text: str, result: Any) -> None:
+    """A document over many lines is found among other text, and a piece of one is never taken for the whole."""
+    findings, _ = read("json", text.encode())
+    assert (findings.result, findings.has_result) == (result, result is not None)
+
+
+def test_a_json_list_may_end_with_a_clis_result() -> None:
+    """All events of a CLI as one list are judged by the result at its end."""
+    events = [{"type": "system"}, {"type": "result", "is_error": True, "result": "Too many requests"}]
+    findings, _ = read("json", json.dumps(events).encode())
+    assert findings.is_error
+    events[1] = {"type": "result", "is_error": False, "result": "fine"}
+    findings, _ = read("json", json.dumps(events).encode())
+    assert (findings.succeeded, findings.result) == (True, "fine")
+
+
 def test_no_json_is_no_result() -> None:
     """Output that is no JSON gives no result."""
     findings, _ = read("json", b"starting\ndone.\n")
@@ -173,6 +203,23 @@ def test_noise_around_events() -> None:
     findings, told = read("claude", noise, b"\r\n", GOOD.replace(b"\n", b"\r\n"), noise)
     assert findings.result == "ok"
     assert told.sessions == ["s-1"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"[INFO] {1/3} %s", b"%s trailing", b"} %s {", b'{"type":"system"}%s', b'%s{"type":"system"}{"type"', b"{}%s"],
+)
+def test_noise_on_the_line_of_a_result(line: bytes) -> None:
+    """A result is found before, behind and between noise and other events on its line."""
+    findings, _ = read("claude", line % GOOD.strip() + b"\n")
+    assert (findings.result, findings.succeeded) == ("ok", True)
+
+
+def test_what_a_cut_event_quotes_is_no_event() -> None:
+    """An object within an event that was cut is not taken for one of its own."""
+    inner = '{"type":"result","is_error":false,"result":"quoted"}'
+    findings, _ = read("claude", f'note {{"type":"user","message":{{"content":[{inner}'.encode())
+    assert not findings.has_result
 
 
 def test_the_last_of_two_results_wins() -> None:
@@ -388,6 +435,37 @@ def test_opencode_adds_up_its_steps() -> None:
     assert told.used.cost_usd == pytest.approx(0.02)
     findings, _ = read("opencode", lines(*step(1, "looking", "tool-calls")))
     assert not findings.has_result
+
+
+@pytest.mark.parametrize(
+    ("output", "first", "more"),
+    [
+        ("opencode", {"type": "step_finish", "part": {"id": "p", "reason": "stop"}}, {"type": "step_start"}),
+        ("codex", {"type": "turn.completed", "usage": {}}, {"type": "turn.started"}),
+    ],
+)
+def test_an_agent_that_goes_on_has_not_said_its_last_word(
+    output: str, first: dict[str, Any], more: dict[str, Any]
+) -> None:
+    """A result after which another turn began, and did not end, is no success."""
+    findings, _ = read(output, lines(first))
+    assert (findings.succeeded, findings.has_result) == (True, True)
+    findings, _ = read(output, lines(first, more))
+    assert (findings.succeeded, findings.has_result) == (False, False)
+    findings, _ = read(output, lines(first, more, first))
+    assert (findings.succeeded, findings.has_result) == (True, True)
+
+
+def test_gemini_ends_without_a_last_word() -> None:
+    """The error event before it says why, if it names a fault that is known."""
+    error = {"type": "error", "severity": "error", "message": "rate limit: status 429"}
+    findings, _ = read("gemini", lines({"type": "init"}, error))
+    assert findings.fault is not None
+    assert findings.fault.status == "rate_limited"
+    findings, _ = read("gemini", lines({"type": "init"}, {**error, "message": "something"}))
+    assert findings.fault is None
+    findings, _ = read("gemini", lines({"type": "init"}, error, {"type": "result", "status": "success"}))
+    assert findings.succeeded
 
 
 # -- the events file

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.agents.command import CommandAgent, CommandAttempt
 from orchestrator.agents.faults import Fault, from_status, from_text, shorten
 from orchestrator.agents.meter import DELTA, SESSION_TOTAL, Amount, Report, dollars, tokens
-from orchestrator.agents.reading import JOINED_LIMIT, Lines, Reader, brief, flatten, mapping, parse_object, text_of
+from orchestrator.agents.reading import JOINED_LIMIT, Lines, Reader, brief, flatten, mapping, parse_objects, text_of
 from orchestrator.domain.asking import Ask, QuestionKind, name_of
 from orchestrator.domain.given import AgentDefinition
 from orchestrator.domain.template import as_text
@@ -158,7 +158,7 @@ class _Wire:
     def feed(self, data: bytes) -> None:
         """Take in what the process wrote; what is no JSON object is noise."""
         for line in self._lines.feed(data):
-            if (message := parse_object(line)) is not None:
+            for message in parse_objects(line):
                 self._came.put_nowait(message)
 
     def end(self) -> None:

@@ -170,6 +170,8 @@ class CodexReader(EventReader):
         kind = event.get("type")
         if kind == "thread.started":
             self._session(event.get("thread_id"))
+        elif kind == "turn.started":
+            self._unfinished()
         elif kind in ("item.started", "item.completed"):
             self._item(mapping(event.get("item")), done=kind == "item.completed")
         elif kind == "turn.completed":
@@ -299,6 +301,12 @@ class GeminiReader(EventReader):
             fault = from_status(code, words) if isinstance(code, int) and 400 <= code <= 599 else from_text(words)
             self._failed(fault or Fault(OutcomeClass.TRANSIENT, "agent_error", shorten(words)))
 
+    def _end(self) -> None:
+        super()._end()
+        # Without a last word its exit code says more than an error that none of our words fit.
+        if not self.has_result and self._error is not None and (fault := from_text(self._error)) is not None:
+            self._failed(fault)
+
     def _answer(self, event: dict[str, Any]) -> str:
         return text_of(event.get("response")) or text_of(event.get("result")) or "".join(self._parts).strip()
 
@@ -323,7 +331,7 @@ class OpencodeReader(EventReader):
         self._session(event.get("sessionID") or part.get("sessionID"))
         if kind == "step_start":
             self._texts.clear()
-            self.has_result = False
+            self._unfinished()
         elif kind == "text":
             if text := flatten(part):
                 self._texts.append(text[:JOINED_LIMIT])

@@ -264,7 +264,7 @@ class CommandAttempt(Telling):
         self._open = {"stdout": tree.stdout, "stderr": tree.stderr}
         self._input = memoryview(start.prompt)
         self._heard = self._loop.time()
-        self._result_at: float | None = None
+        self._grace: asyncio.TimerHandle | None = None
         self._woken: asyncio.Future[None] = self._loop.create_future()
         self._timers: list[asyncio.TimerHandle] = []
         self._pause = _FIRST_TICK
@@ -422,10 +422,14 @@ class CommandAttempt(Telling):
         return self._events.asked or self._reader.asked
 
     def _has_said_all(self) -> None:
-        """Once the result or a question is there, the agent has only ``result_grace`` to end."""
-        if self._result_at is None and (self._reader.has_result or self._asks):
-            self._result_at = self._loop.time()
-            self._timers.append(self._loop.call_later(self._definition.result_grace, self._wake))
+        """Once the result or a question is there, the agent has only ``result_grace`` to end, unless it goes on."""
+        said = self._reader.has_result or self._asks
+        if said and self._grace is None:
+            self._grace = self._loop.call_later(self._definition.result_grace, self._wake)
+            self._timers.append(self._grace)
+        elif not said and self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
 
     def _wake(self, _: object = None) -> None:
         """Something has happened that ends the attempt: its exit, a request, or too long a life after its result."""
@@ -494,7 +498,7 @@ class CommandAttempt(Telling):
         idle = self._definition.idle_seconds
         busy = self._reader.busy
         self.doing(busy)
-        if idle is not None and self._result_at is None:
+        if idle is not None and self._grace is None:
             limit = idle * BUSY_FACTOR if busy else idle
             silent = self._loop.time() - self._heard
             if silent >= limit:

@@ -29,6 +29,7 @@ from orchestrator.agents.reading import (
     Reader,
     Signals,
     Tail,
+    last_document,
     merge,
     parse,
     text_of,
@@ -57,7 +58,7 @@ class TextReader(Reader):
 
 
 class JsonReader(Reader):
-    """All of stdout is one JSON document; else the last line that is one."""
+    """All of stdout is one JSON document; else the last one that fills one or more lines."""
 
     output = "json"
     due = "a JSON document on stdout"
@@ -83,16 +84,19 @@ class JsonReader(Reader):
         else:
             text = self._late.text()
             self._findings.note(f"more than {LINE_LIMIT >> 20} MB on stdout: only its last lines were read as JSON")
-        for candidate in (text, *(line for line in reversed(text.splitlines()) if line.strip())):
+        try:
+            value = parse(text)
+        except ValueError:
             try:
-                value = parse(candidate)
+                value = last_document(text)
             except ValueError:
-                continue
-            if isinstance(value, dict) and value.get("type") == "result" and "is_error" in value:
-                read_claude_result(self, value)
-            else:
-                self._result(value, succeeded=False)
-            return
+                return
+        # All events of a CLI may be one list, with its result as the last.
+        last = value[-1] if isinstance(value, list) and value else value
+        if isinstance(last, dict) and last.get("type") == "result" and "is_error" in last:
+            read_claude_result(self, last)
+        else:
+            self._result(value, succeeded=False)
 
 
 # The contract's own lines ----------------------------------------------------------------------------------------------

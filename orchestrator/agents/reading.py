@@ -7,7 +7,9 @@ and ``clis``.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -225,19 +227,87 @@ def parse(text: str | bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def parse_object(line: bytes) -> dict[str, Any] | None:
-    """The JSON object in *line*, with or without noise before it; None if there is none."""
-    start = line.find(b"{")
-    while start >= 0:
+_OBJECT = re.compile(r'\{\s*["}]')
+_LENIENT = json.JSONDecoder(strict=False)
+_LENIENT_ABOUT_NUMBERS = json.JSONDecoder(strict=False, parse_int=_whole_number)
+
+
+def _decode(text: str, start: int) -> tuple[Any, int]:
+    """The JSON value that begins at *start*, and where it ends; ValueError if there is none."""
+    try:
+        return _LENIENT.raw_decode(text, start)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:
+        return _LENIENT_ABOUT_NUMBERS.raw_decode(text, start)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def parse_objects(line: bytes) -> Iterator[dict[str, Any]]:
+    """The JSON objects in *line*, in order, whatever noise stands before, between and behind them.
+
+    What looks like an object but is cut ends the search, as all that follows may be a part of it. Only where such a
+    beginning is at the start of the line, one object that lasts to the line's end is still looked for: two processes
+    may have written at once.
+    """
+    text = line.decode("utf-8", "replace")
+    found = _OBJECT.search(text)
+    while found is not None:
+        start = found.start()
         try:
-            value = parse(line[start:])
+            value, end = _decode(text, start)
         except ValueError:
-            if start or not line.rstrip().endswith(b"}"):
-                return None
-            start = line.find(b'{"', 1)
-            continue
-        return value if isinstance(value, dict) else None
-    return None
+            second = _OBJECT.search(text, 1) if start == 0 else None
+            if second is not None and text.rstrip().endswith("}"):
+                with contextlib.suppress(ValueError):
+                    yield parse(text[second.start() :])
+            return
+        yield value
+        found = _OBJECT.search(text, end)
+
+
+def last_document(text: str) -> Any:
+    """The last JSON value in *text* that fills one or more lines, with noise around it; ValueError if there is none.
+
+    A part of a value is never taken for the whole: lines within a list or an object are not looked at one by one, and
+    after one that is broken only a list or an object at the start of a line counts.
+    """
+    missing = value = object()
+    at, broken = 0, False
+    while at < len(text):
+        end = _line_end(text, at)
+        line = text[at:end]
+        start = at + len(line) - len(line.lstrip(" \t\r\ufeff"))
+        if text.startswith(("{", "["), start):
+            if broken and start > at:
+                at = end + 1
+                continue
+            try:
+                read, past = _decode(text, start)
+            except json.JSONDecodeError as error:
+                if not text[error.pos :].strip():
+                    break  # it is cut: all the rest is a part of it
+                broken = broken or error.pos > end
+                at = max(end + 1, text.rfind("\n", 0, error.pos) + 1)
+                continue
+            except ValueError:
+                break
+            end = _line_end(text, past)
+            if not text[past:end].strip():
+                value = read
+        elif not broken and line.strip():
+            with contextlib.suppress(ValueError):
+                value = parse(line.strip())
+        at = end + 1
+    if value is missing:
+        raise ValueError("no JSON")
+    return value
+
+
+def _line_end(text: str, at: int) -> int:
+    end = text.find("\n", at)
+    return len(text) if end < 0 else end
 
 
 def flatten(content: Any) -> str:
@@ -334,6 +404,12 @@ class Reader:
         findings.is_error, findings.fault = False, None
         self._signals.result(value)
 
+    def _unfinished(self) -> None:
+        """It goes on after a result: that was not its last word, and only the next one counts."""
+        findings = self._findings
+        self.has_result = findings.has_result = findings.succeeded = False
+        findings.result = None
+
     def _failed(self, fault: Fault) -> None:
         findings = self._findings
         findings.is_error, findings.succeeded, findings.fault = True, False, fault
@@ -356,8 +432,7 @@ class EventReader(Reader):
         return bool(line) and not line.startswith("{")
 
     def _line(self, line: bytes) -> None:
-        event = parse_object(line)
-        if event is not None:
+        for event in parse_objects(line):
             try:
                 self._event(event)
             except (TypeError, ValueError, AttributeError, KeyError, RecursionError) as error:
