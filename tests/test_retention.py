@@ -13,6 +13,7 @@ from orchestrator.domain.retention import Retention, span
 from orchestrator.errors import InvalidInput, NotFound
 from orchestrator.repositories import retention
 from orchestrator.repositories.audit import AuditRepository
+from orchestrator.repositories.filters import TaskFilter
 from orchestrator.repositories.plans import PlanRepository
 from orchestrator.repositories.retention import RetentionRepository
 from orchestrator.repositories.workers import WorkerRepository
@@ -138,6 +139,24 @@ def test_failed_ones_can_be_kept_longer(made: Making, retained: RetentionReposit
     assert left(made) == [failed]
     retained.prune(HOUR, statuses=["failed"])
     assert left(made) == []
+
+
+def test_filters_choose_among_the_tasks(made: Making, retained: RetentionRepository) -> None:
+    """Only what they match goes, and nothing that knows no task; the audit trail says what was chosen and why."""
+    one = made.add(agent="coder", tags={"team": "a"}, title="Clean up")
+    others = [made.add(agent="coder"), made.add(agent="writer", tags={"team": "a"})]
+    for task, agent in zip((one, *others), ("coder", "coder", "writer"), strict=True):
+        made.run(task, agent=agent)
+    age(made)
+    only = TaskFilter(agents=["coder"], tags={"team": "a"}, search="clean")
+    assert retained.prune(HOUR, only=only, dry_run=True).rows["tasks"] == 1
+    assert set(retained.prune(HOUR, only=only, reason="full").rows) == {"run_events", "runs", "tasks"}
+    assert left(made) == others
+    (entry,) = made.query("SELECT reason, details FROM audit WHERE action = 'prune'")
+    assert entry.reason == "full"
+    assert entry.details["only"] == {"agents": ["coder"], "tags": {"team": "a"}, "search": "clean"}
+    with pytest.raises(InvalidInput, match="kind minutes: filters choose among tasks"):
+        retained.prune(HOUR, only=only, kinds=["minutes"])
 
 
 def test_transcripts_alone(made: Making, retained: RetentionRepository) -> None:

@@ -399,19 +399,29 @@ def prune(
         list[str] | None,
         typer.Option("--kind", metavar="KIND", help="Only tasks, transcripts, minutes, workers, audit or plans."),
     ] = None,
+    agent: AgentOption = None,
+    plan: PlanOption = None,
+    tag: TagOption = None,
+    search: SearchOption = None,
+    reason: ReasonOption = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="As in other changes; --older-than says enough without it.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would go.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Remove what ended long ago.
 
     Tasks with their runs and transcripts, minutes, workers that are gone, and
-    plans without tasks; the audit trail only by --kind audit. Live tasks, and
-    what they need, stay. It can be interrupted and run again.
+    plans without tasks; the audit trail only by --kind audit. With a filter:
+    only the tasks that it matches. Live tasks, and what they need, stay. It can
+    be interrupted and run again.
 
     \b
     Examples:
       orchestrator prune --older-than 30d --dry-run
       orchestrator prune --older-than 7d --kind transcripts
+      orchestrator prune --older-than 1d --plan nightly --reason "disk full"
     """
     own = state.of(context, as_json)
     span = options.seconds(older_than, "--older-than")
@@ -420,8 +430,10 @@ def prune(
         chosen["statuses"] = options.statuses(status)
     if kind:
         chosen["kinds"] = options.several(kind)
+    if agent or plan is not None or tag or search:
+        chosen["only"] = options.wanted(agent=agent, plan=plan, tag=tag, search=search)
     with own.open() as orchestrator:
-        pruned = orchestrator.retention.prune(span, dry_run=dry_run, actor=options.actor(), **chosen)
+        pruned = orchestrator.retention.prune(span, dry_run=dry_run, actor=options.actor(), reason=reason, **chosen)
     rows = {name: number for name, number in pruned.rows.items() if number}
     if as_json:
         printing.document(

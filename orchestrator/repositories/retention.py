@@ -7,7 +7,7 @@ it had committed and can simply be run again. Live tasks are never touched, nor 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -35,6 +35,7 @@ from orchestrator.domain.retention import Retention
 from orchestrator.domain.words import ENDED, LIVE, TaskStatus
 from orchestrator.errors import InvalidInput
 from orchestrator.repositories.audit import note
+from orchestrator.repositories.filters import TaskFilter, conditions
 
 BATCH = 100
 """Tasks of one transaction: with transcripts of a megabyte each it still takes well below a second."""
@@ -55,6 +56,8 @@ KINDS = ("tasks", "transcripts", "minutes", "workers", "audit", "plans")
 """What can be removed: whole tasks with their runs and transcripts; transcripts alone; the workers' minutes; rows of
 workers that ended; the audit trail; plans of which no task is left."""
 DEFAULT_KINDS = ("tasks", "minutes", "workers", "plans")
+OF_TASKS = ("tasks", "transcripts")
+"""Those that a filter can choose among."""
 
 # Of a row without its large values, with its place in the page and in the indexes: enough for "about how much".
 _TASK_BYTES, _RUN_BYTES, _EVENT_BYTES = 600, 350, 90
@@ -89,26 +92,32 @@ class RetentionRepository:
         older_than: float,
         *,
         statuses: Collection[str] = ("done", "failed", "cancelled"),
-        kinds: Collection[str] = DEFAULT_KINDS,
+        kinds: Collection[str] | None = None,
+        only: TaskFilter | None = None,
         dry_run: bool = False,
         actor: str = "prune",
+        reason: str | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Pruned:
         """Remove what ended more than *older_than* seconds ago; committed batch by batch.
 
-        *statuses* are the ended statuses whose tasks (or transcripts) go; *kinds* are of ``KINDS``. *stop* is asked
-        between batches. Nothing is removed with *dry_run*; rows and bytes are counted all the same. What was removed is
-        one entry in the audit trail. Raises InvalidInput.
+        *statuses* are the ended statuses whose tasks (or transcripts) go; *kinds* are of ``KINDS``, by default
+        ``DEFAULT_KINDS``, or with *only*, which chooses among the tasks, the tasks alone. *stop* is asked between batches.
+        Nothing is removed with *dry_run*; rows and bytes are counted all the same. What was removed is one entry in the
+        audit trail, with *reason*. Raises InvalidInput.
         """
-        _check(older_than, statuses, kinds)
+        where = [] if only is None else conditions(only.checked())
+        if kinds is None:
+            kinds = ("tasks",) if where else DEFAULT_KINDS
+        _check(older_than, statuses, kinds, chosen=bool(where))
         pruned = Pruned(dry_run, self._before(older_than))
         try:
-            for _ in self._steps(pruned, statuses, kinds):
+            for _ in self._steps(pruned, statuses, kinds, where):
                 if stop():
                     pruned.interrupted = True
                     break
         finally:
-            self._note(pruned, actor, older_than)
+            self._note(pruned, actor, older_than, reason, only if where else None)
         return pruned
 
     def keep(self, policy: Retention) -> Iterator[Pruned]:
@@ -133,19 +142,34 @@ class RetentionRepository:
             ).scalar_one()
         return before
 
-    def _note(self, pruned: Pruned, actor: str, older_than: float) -> None:
+    def _note(
+        self,
+        pruned: Pruned,
+        actor: str,
+        older_than: float,
+        reason: str | None = None,
+        only: TaskFilter | None = None,
+    ) -> None:
         if pruned.dry_run or not any(pruned.rows.values()):
             return
         with self._sessions.begin() as session:
             details = {"rows": pruned.rows, "bytes": pruned.bytes, "older_than_seconds": older_than}
-            note(session, "prune", actor=actor, subject="database", details=details)
+            if only is not None:
+                details["only"] = {name: value for name, value in asdict(only).items() if value}
+            note(session, "prune", actor=actor, subject="database", reason=reason, details=details)
 
-    def _steps(self, pruned: Pruned, statuses: Collection[str], kinds: Collection[str]) -> Iterator[None]:
+    def _steps(
+        self,
+        pruned: Pruned,
+        statuses: Collection[str],
+        kinds: Collection[str],
+        where: Sequence[ColumnElement[bool]] = (),
+    ) -> Iterator[None]:
         """Do it, with a stop before each transaction."""
         before = pruned.older_than
         assert before is not None
         if "tasks" in kinds or "transcripts" in kinds:
-            yield from self._tasks(pruned, before, statuses, "tasks" in kinds)
+            yield from self._tasks(pruned, before, statuses, "tasks" in kinds, where)
         if "minutes" in kinds:
             yield from self._others(pruned, "minutes", Minute, Minute.minute < before)
         if "workers" in kinds:
@@ -157,7 +181,14 @@ class RetentionRepository:
             gone = statuses if pruned.dry_run and "tasks" in kinds else ()
             yield from self._others(pruned, "plans", Plan, _empty(before, gone))
 
-    def _tasks(self, pruned: Pruned, before: datetime, statuses: Collection[str], whole: bool) -> Iterator[None]:
+    def _tasks(
+        self,
+        pruned: Pruned,
+        before: datetime,
+        statuses: Collection[str],
+        whole: bool,
+        where: Sequence[ColumnElement[bool]],
+    ) -> Iterator[None]:
         # Words, not parameters: the planner is to see the predicates of the partial indexes in them.
         words = [literal(status, literal_execute=True) for status in sorted(statuses)]
         size = AUTOMATIC_BATCH if pruned.automatic else BATCH
@@ -175,7 +206,7 @@ class RetentionRepository:
                 first, created_at = start
                 window = WINDOW if whole else TRANSCRIPTS
                 end = first + (DRY * window if pruned.dry_run else window) - 1
-                old = (Task.id >= first, Task.id <= end, Task.status.in_(words), Task.finished_at < before)
+                old = (Task.id >= first, Task.id <= end, Task.status.in_(words), Task.finished_at < before, *where)
                 if pruned.dry_run:
                     _count(session, pruned, old, whole)
                     last = end
@@ -268,7 +299,7 @@ def _count(session: Session, pruned: Pruned, old: Sequence[ColumnElement[bool]],
         pruned.kept += found[6]
 
 
-def _check(older_than: float, statuses: Collection[str], kinds: Collection[str]) -> None:
+def _check(older_than: float, statuses: Collection[str], kinds: Collection[str], *, chosen: bool) -> None:
     if not 0 <= older_than <= 1000 * 366 * 86_400:
         raise InvalidInput(f"older than: expected 0 seconds or more, found {older_than:g}")
     for status in statuses:
@@ -279,6 +310,8 @@ def _check(older_than: float, statuses: Collection[str], kinds: Collection[str])
     for kind in kinds:
         if kind not in KINDS:
             raise InvalidInput(f"kind: expected {', '.join(KINDS)}, found {kind!r}")
+        if chosen and kind not in OF_TASKS:
+            raise InvalidInput(f"kind {kind}: filters choose among tasks and transcripts; {kind} know nothing of them")
 
 
 def _needed(session: Session, ids: Sequence[int]) -> set[int]:
