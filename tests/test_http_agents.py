@@ -265,6 +265,29 @@ def test_a_result_that_had_come_counts() -> None:
     assert (stopped.status, stopped.result) == (OutcomeClass.DONE, 1)
 
 
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ('{"type":"result","value":1}', OutcomeClass.DONE),
+        ('{"type":"ask","name":"q","question":"Send?"}', OutcomeClass.SUSPENDED),
+        ('{"type":"error","message":"no","status":401}', OutcomeClass.UNAUTHENTICATED),
+    ],
+)
+def test_a_stream_that_stays_open_after_its_last_word(line: str, status: OutcomeClass) -> None:
+    """S33: it has its grace to end, then the connection is closed, and what was said counts, without any other limit."""
+
+    def respond(_: Request, connection: Connection) -> None:
+        connection.head(200, "application/x-ndjson")
+        connection.send(line + "\n")
+        connection.wait_for_the_end()
+
+    with serving(respond) as service:
+        outcome = ask(service.url, result_grace=0.05)
+        assert service.hung_up.acquire(timeout=20), "the connection was left open"
+    assert outcome.status is status
+    assert any("still open 0.05 s after" in note for note in outcome.notes)
+
+
 def test_a_connection_that_breaks() -> None:
     """A cut answer without result may succeed the next time."""
 

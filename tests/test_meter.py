@@ -171,3 +171,81 @@ def test_usage_is_never_negative(reports: list[tuple[str, int]]) -> None:
         used = meter.add(Report(Amount(total=total), kind, id=str(number)))
         assert used.total_tokens is not None
         assert 0 <= used.total_tokens <= sum(total for _, total in reports[: number + 1])
+
+
+def test_money_that_a_total_does_not_name_stays() -> None:
+    """A total of tokens covers no differences of USD, and the other way round."""
+    meter = Meter()
+    meter.add(Report(Amount(total=400, cost=0.02), id="a"))
+    used = meter.add(Report(Amount(total=500), "session_total"))
+    assert (used.total_tokens, used.cost_usd) == (500, 0.02)
+    used = meter.add(Report(Amount(cost=0.03), "process_total"))
+    assert (used.total_tokens, used.cost_usd) == (500, pytest.approx(0.05))
+
+
+@pytest.mark.parametrize("kind", ["process_total", "session_total"])
+def test_a_total_that_is_told_again_with_a_trace_less_money(kind: str) -> None:
+    """Neither tokens nor USD are counted twice because a sum of fractions came out smaller by a trace."""
+    meter = Meter()
+    meter.add(Report(Amount(900, 100, 1000, 0.1 + 0.2), kind))
+    used = meter.add(Report(Amount(900, 100, 1000, 0.3), kind))
+    assert (used.total_tokens, used.cost_usd) == (1000, pytest.approx(0.3))
+
+
+def test_tokens_by_session_and_money_by_process() -> None:
+    """A counter of USD that starts anew leaves that of the tokens alone, in whatever order they are told."""
+    first = Meter()
+    first.add(Report(Amount(total=3000, cost=0.03), "session_total"))
+    carry = carried(first.close(ended=True))
+    for reports in (
+        [Amount(total=3600, cost=0.006)],
+        [Amount(total=3600), Amount(cost=0.006)],
+        [Amount(cost=0.006), Amount(total=3600)],
+        [Amount(total=3000), Amount(total=3600, cost=0.006)],
+    ):
+        meter = Meter(carry)
+        for amount in reports:
+            used = meter.add(Report(amount, "session_total"))
+        assert (used.total_tokens, used.cost_usd) == (600, pytest.approx(0.006))
+
+
+def test_what_an_attempt_did_not_speak_of_is_carried_on() -> None:
+    """An attempt between that reports only tokens does not make the session's money new spend for the next one."""
+    meter = Meter()
+    meter.add(Report(Amount(total=3000, cost=0.03), "session_total"))
+    between = Meter(carried(meter.close(ended=True)))
+    between.add(Report(Amount(total=3500), "session_total"))
+    last = Meter(carried(between.close(ended=True)))
+    used = last.add(Report(Amount(total=3600, cost=0.04), "session_total"))
+    assert (used.total_tokens, used.cost_usd) == (100, pytest.approx(0.01))
+
+
+def test_parts_may_move_within_a_total_that_grows() -> None:
+    """Tokens that are counted otherwise from one report to the next are no new start as long as their sum grows."""
+    meter = Meter()
+    meter.add(Report(Amount(900, 100, 1000, cached=800), "process_total"))
+    used = meter.add(Report(Amount(850, 250, 1100, cached=700), "process_total"))
+    assert used.total_tokens == 1100
+
+
+amounts = st.builds(
+    lambda read, wrote, cost: Amount(
+        read, wrote, None if read is None and wrote is None else (read or 0) + (wrote or 0), cost
+    ),
+    st.none() | st.integers(0, 999),
+    st.none() | st.integers(0, 999),
+    st.none() | st.floats(0, 9),
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["delta", "process_total", "session_total"]), amounts), max_size=20), amounts)
+def test_nothing_of_usage_is_negative_or_more_than_was_said(reports: list[tuple[str, Amount]], base: Amount) -> None:
+    """In no field, with a session that had begun before, whichever fields the reports name."""
+    meter = Meter({"amount": list(base[:4])}, resumed=True)
+    said = [0.0] * 4
+    for kind, amount in reports:
+        used = meter.add(Report(amount, kind))
+        said = [one + (other or 0) for one, other in zip(said, amount, strict=False)]
+        found = (used.input_tokens, used.output_tokens, used.total_tokens, used.cost_usd)
+        for value, most in zip(found, (said[0], said[1], said[0] + said[1], said[3]), strict=True):
+            assert value is None or 0 <= value <= most + 1e-6

@@ -179,6 +179,9 @@ class _Exchange(Telling):
         self._events: EventStream | None = None
         self._answered = ""
         self._streaming = False
+        self._asking: asyncio.Future[None] | None = None
+        self._grace: asyncio.TimerHandle | None = None
+        self._held_open = False
         self.notes: list[str] = []
 
     async def run(self, client: httpx.AsyncClient) -> Outcome:
@@ -187,7 +190,7 @@ class _Exchange(Telling):
             self.notes.append(f"secret {name} is not set in the worker's environment")
         for name in self._secrets.too_short:
             self.notes.append(f"secret {name} is too short to be hidden in what the agent writes")
-        asking = asyncio.ensure_future(self._ask(client))
+        asking = self._asking = asyncio.ensure_future(self._ask(client))
         self._stop.on_request(lambda: _cancel(asking))
         fault: Fault | None = None
         try:
@@ -196,6 +199,8 @@ class _Exchange(Telling):
             if not asking.done():  # this coroutine is being cancelled: the connection goes first
                 asking.cancel()
                 await asyncio.wait([asking])
+            if self._grace is not None:
+                self._grace.cancel()
         if not asking.cancelled():
             error = asking.exception()
             if isinstance(error, _Unusable):
@@ -329,6 +334,22 @@ class _Exchange(Telling):
             data = self._events.feed(data + b"\n\n" if final else data)
         if data:
             self._reader.feed("stdout", data)
+        if not final:
+            self._has_said_all(self._reader)
+
+    def _has_said_all(self, reader: Reader) -> None:
+        """Once the result or a question is there, a stream has only ``result_grace`` to end, unless it goes on."""
+        said = reader.has_result or reader.asked
+        if said and self._grace is None:
+            self._grace = asyncio.get_running_loop().call_later(self._given.result_grace, self._hang_up)
+        elif not said and self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+
+    def _hang_up(self) -> None:
+        if self._asking is not None and not self._asking.done():
+            self._held_open = True
+            self._asking.cancel()
 
     async def _refusal(self, response: httpx.Response) -> Fault:
         """Return what a status of 400 or more means, with an excerpt of what came with it."""
@@ -381,11 +402,18 @@ class _Exchange(Telling):
             self._pass_on(*self._output.take(b"", final=True), final=True)
         findings = self._reader.close() if self._reader is not None else None
         reason = self._stop.reason
-        if reason is not None and self._reader is not None and self._reader.has_result:
-            self.notes.append("the agent was asked to end after it had given its result; the result counts")
+        said = "question" if findings is not None and findings.asks else "result"
+        given = self._reader is not None and (self._reader.has_result or self._reader.asked)
+        if self._held_open and reason is None:
+            grace = self._given.result_grace
+            self.notes.append(
+                f"the stream was still open {grace:g} s after its {said} and was closed; the {said} counts"
+            )
+        if reason is not None and given:
+            self.notes.append(f"the agent was asked to end after it had given its {said}; the {said} counts")
             reason = None
-        if fault is not None and reason is None and self._reader is not None and self._reader.has_result:
-            self.notes.append(f"{fault.message}; its result had come and counts")
+        if fault is not None and reason is None and given:
+            self.notes.append(f"{fault.message}; its {said} had come and counts")
             fault = None
         if self._answered and (fault is None or reason is not None):
             self.notes.append(self._secrets.text(self._answered))

@@ -30,6 +30,7 @@ COUNTERS: Final = (DELTA, PROCESS_TOTAL, SESSION_TOTAL, MIXED)
 
 _MOST = 1e15
 """A count beyond this is a mistake of the agent, not usage: it would only spoil every sum."""
+_TRACE = 1e-9
 _IDS_HELD = 20_000
 _IDS_CARRIED = 1_000
 
@@ -89,17 +90,39 @@ class _Total:
         self.before = Amount()
 
     def read(self, total: Amount) -> None:
-        last = self.seen if self.seen.known() else self.base
-        if any(new is not None and old is not None and new < old for new, old in zip(total, last, strict=True)):
-            if self.seen.known():
-                self.before = self.own()
-            self.base = Amount()
-            self.seen = total
+        last = _most(self.base, self.seen)
+        if _falls(total, last):
+            # Only what it speaks of starts anew; where it does not name tokens, or USD, those stand as they stood.
+            again = [new is not None for new in total]
         else:
-            self.seen = _most(self.seen, total)
+            # Money may have a counter of its own, and a sum of fractions may come out a trace smaller.
+            again = [False] * len(total)
+            if total.cost is not None and last.cost is not None and total.cost < last.cost * (1 - _TRACE):
+                again[Amount._fields.index("cost")] = True
+        self.before = _chosen(again, self.own(), self.before)
+        self.base = _chosen(again, Amount(), self.base)
+        # A part that is told smaller now, within a sum that is not, stays where it was.
+        grown = _chosen([new is not None for new in total], _most(last, total), self.seen)
+        self.seen = _chosen(again, total, grown)
 
     def own(self) -> Amount:
         return _join(_join(self.seen, self.base, -1), self.before)
+
+    def reached(self) -> Amount:
+        """Where the counter stands, also in what this attempt has not spoken of."""
+        return _most(self.base, self.seen)
+
+
+def _falls(new: Amount, old: Amount) -> bool:
+    """Whether a total of tokens started anew: by their sum, where it is known, as a part of it may be told otherwise."""
+    if new.total is not None and old.total is not None:
+        return new.total < old.total
+    pairs = ((new.input, old.input), (new.output, old.output))
+    return any(a is not None and b is not None and a < b for a, b in pairs)
+
+
+def _chosen(first: list[bool], one: Amount, other: Amount) -> Amount:
+    return Amount._make((a if chosen else b for chosen, a, b in zip(first, one, other, strict=True)))
 
 
 class Meter:
@@ -175,13 +198,19 @@ class Meter:
             self._process.read(report.amount)
             if self._in_session is None:
                 self._kind = PROCESS_TOTAL
-                self._deltas = Amount()
+                self._cover(report.amount)
             return
         if self._in_session is None:
             self._in_session = _Total(self._first_base(report))
         self._in_session.read(report.amount)
         self._kind = report.kind
-        self._deltas = Amount()
+        self._cover(report.amount)
+
+    def _cover(self, total: Amount) -> None:
+        """Forget the differences that *total* covers: those of tokens, those of USD, or both."""
+        told = any(value is not None for value in (total.input, total.output, total.total))
+        covered = [told, told, told, total.cost is not None, told]
+        self._deltas = _chosen(covered, Amount(), self._deltas)
 
     def _first_base(self, report: Report) -> Amount:
         """What the session had used before this attempt."""
@@ -219,7 +248,7 @@ class Meter:
 
     def _carry(self) -> dict[str, Any] | None:
         carry: dict[str, Any] = {}
-        amount = self._in_session.seen if self._in_session is not None else self._base
+        amount = self._in_session.reached() if self._in_session is not None else self._base
         if amount is not None:
             carry["amount"] = list(amount if amount.cached is not None else amount[:4])
             if self._session is not None:
