@@ -204,7 +204,7 @@ STATUS = """\
 db-1:5432/agents  PostgreSQL 17.2, orchestrator 1.0, schema 0007
 tasks     300 running · 50,128 ready · 214 retrying · 1,930 blocked · 3 waiting
 finished  ~10.2M done, ~48k failed  (the planner's estimates)
-last hour 2,311 done, 18 failed, $38.20+, 38.8/min
+last hour 2,311 done, 18 failed attempts, $38.20+, 38.8/min
 workers   10 live, 300 of 412 slots; 1 silent (gpu-07, 31s)
 oldest    scraper 2h14m (no live worker), coder 2h04m, gemini 55m00s
 lock hold 1.8 ms mean, 1.2 p50, 9.4 p99  (148,201 claims in 1h)

@@ -513,7 +513,11 @@ def render_status(
         done, failed, usd, partial = last_hour
         money = short.money(usd, partial=partial)
         lines.append(
-            _fact(look, "last hour", f"{done:,} done, {failed:,} failed, {money}, {(done + failed) / 60:.1f}/min")
+            _fact(
+                look,
+                "last hour",
+                f"{done:,} done, {plural(failed, 'failed attempt')}, {money}, {(done + failed) / 60:.1f}/min",
+            )
         )
     lines.append(_fact(look, "workers", _workers_text(workers, now)))
     oldest = _oldest(agents)
