@@ -144,7 +144,10 @@ def _usage(error: Any, state: State, args: Sequence[str]) -> int:
             printing.note(message)
             return 2
         message = f"{path} needs a command"
-    return _told(state, args, "usage", " ".join(message.split()), f"{path} --help shows how it is used", 2)
+    hint = f"{path} --help shows how it is used"
+    if path == f"{PROGRAM} add" and "extra argument" in message:
+        hint = 'what the agent is told goes in --input "TEXT"; ' + hint
+    return _told(state, args, "usage", " ".join(message.split()), hint, 2)
 
 
 def _known(error: OrchestratorError, state: State, args: Sequence[str]) -> int:
