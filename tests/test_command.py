@@ -136,6 +136,20 @@ def test_a_value_in_a_shell_command_is_a_variable(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["say.py"]
 
 
+@pytest.mark.parametrize(
+    "front", [["sh", "-c"], ["/bin/bash", "-euo", "pipefail", "-c"], ["bash", "-c", "-e"], ["env", "X=1", "sh", "-ec"]]
+)
+def test_a_value_in_the_text_of_a_shell_is_a_variable(front: list[str], tmp_path: Path) -> None:
+    """S37: ``sh -c`` written out as a list is a shell as well, and its values are no syntax."""
+    given = agent(
+        *front, "printf '%s|' {title} \"{x.y}\" '{title}' {session} \"$1\"", "sh", "{title}", dir=str(tmp_path)
+    )
+    for value in HOSTILE[:12]:
+        outcome = execute(given, a_claim(title=value, params={"x": {"y": value}}))
+        assert outcome.result == f"{value}|{value}|{value}||{value}|".strip(), value
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_shell_template_keeps_its_own_braces() -> None:
     """Only placeholders are replaced, each reference by one variable; doubled braces are the literal text."""
     text, used = shell_script("awk '{print $1}' {a} ${{HOME}} {{a}} \"{a}\" {b.c}")

@@ -31,6 +31,7 @@ def load(tmp_path: Path) -> Load:
         ({"command": [""]}, "names no program"),
         ({"command": ["a", 1]}, 'found 1 in it; put it in quotes: "1"'),
         ({"command": ["{prompt}"]}, "the program itself cannot be a placeholder"),
+        ({"command": ["python3", "-u", "-c", "print({title!r}, '{title}')"]}, "give it as an argument of its own"),
         ({"command": ["a", "\0"]}, "a NUL character"),
         ({"command": ["a"], "shell": True}, "with shell: true a command is one text"),
         ({"command": ["a"], "shell": "yes"}, "expected true or false, found 'yes'"),

@@ -1,7 +1,8 @@
 """What one execution of a command is started with: arguments, environment, directory, files; and the start itself.
 
 A value never becomes syntax. In an argument vector each part stays one argument, whatever its values hold; in a shell
-command the values are variables of the shell. What no program can be given is ``Refused`` in words that name the remedy.
+command, and in the text of ``sh -c``, the values are variables of the shell. What no program can be given is ``Refused``
+in words that name the remedy.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from orchestrator.agents.environment import Environment
 from orchestrator.agents.git import PLACES
 from orchestrator.domain.given import AgentDefinition
 from orchestrator.domain.outcome import Claim, Outcome
-from orchestrator.domain.template import as_text, placeholders, render
+from orchestrator.domain.template import as_text, code_in, placeholders, render
 from orchestrator.domain.words import OutcomeClass
 from orchestrator.errors import InvalidInput
 
@@ -110,9 +111,13 @@ class Start:
         """
         parts: list[str] = []
         named = False
-        for part in self.template:
+        code, _ = code_in(self.template) or (-1, False)
+        for at, part in enumerate(self.template):
             names = placeholders(part)
             named = named or "prompt" in names
+            if at == code and names:  # the plan has seen to it that it is a shell's
+                parts.append(self._script(part, values)[0])
+                continue
             if "session" in names and not values["session"]:
                 if part == "{session}" and len(parts) > 1 and parts[-1].startswith("-"):
                     parts.pop()
@@ -124,13 +129,17 @@ class Start:
 
     def _shell(self, values: Mapping[str, Any]) -> list[str]:
         """The command goes to the shell as it stands in the file; values are its variables, never its syntax."""
-        script, used = shell_script(self.template[0])
-        for variable, reference in used.items():
-            self.env[variable] = render("{" + reference + "}", values)
-        named = any(reference.split(".")[0] == "prompt" for reference in used.values())
+        script, used = self._script(self.template[0], values)
+        named = any(reference.split(".")[0] == "prompt" for reference in used)
         if self.definition.prompt != "stdin" and not named:
             self.env["ORCHESTRATOR_PROMPT"] = str(values["prompt"])
         return ["/bin/sh", "-c", script]
+
+    def _script(self, template: str, values: Mapping[str, Any]) -> tuple[str, list[str]]:
+        script, used = shell_script(template)
+        for variable, reference in used.items():
+            self.env[variable] = render("{" + reference + "}", values)
+        return script, list(used.values())
 
     def _check(self) -> None:
         """Refuse what the system would refuse, in words that name the remedy."""

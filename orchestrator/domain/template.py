@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.errors import InvalidInput, did_you_mean
@@ -76,6 +76,31 @@ def look_up(reference: str, values: Mapping[str, Any]) -> Any:
             raise InvalidInput(f"placeholder {{{reference}}}: {walked} {_lack(value, step)}", placeholder=reference)
         walked += "." + step
     return value
+
+
+_SHELLS = re.compile(r"(?:.*/)?(?:sh|bash|dash|ash|zsh|ksh|mksh)", re.DOTALL)
+_NAMES_AN_OPTION = re.compile(r"[-+][A-Za-z]*o|-[WX]")
+_LANGUAGES = re.compile(r"(?:.*/)?(?:python[\d.]*|pypy[\d.]*|perl|ruby|node|nodejs|php)", re.DOTALL)
+
+
+def code_in(parts: Sequence[str]) -> tuple[int, bool] | None:
+    """Return which argument of a command is code that its program reads (``sh -c CODE``), and whether of a shell.
+
+    None if there is none. Programs in front of it (``env``, ``nice``, ``sudo``) are passed over.
+    """
+    for at, part in enumerate(parts):
+        shell = _SHELLS.fullmatch(part) is not None
+        if not shell and _LANGUAGES.fullmatch(part) is None:
+            continue
+        option = re.compile(r"-[A-Za-z]*c[A-Za-z]*" if shell else r"-[A-Za-z]*[cepr]|--eval|--print")
+        for index in range(at + 1, len(parts) - 1):
+            if not parts[index].startswith(("-", "+")) and not _NAMES_AN_OPTION.fullmatch(parts[index - 1]):
+                break  # a file is read, and what follows are its arguments
+            if option.fullmatch(parts[index]):
+                follows = range(index + 1, len(parts))
+                code = next((each for each in follows if not shell or not parts[each].startswith(("-", "+"))), None)
+                return None if code is None else (code, shell)
+    return None
 
 
 def as_text(value: Any) -> str:

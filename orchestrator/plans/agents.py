@@ -16,7 +16,7 @@ from orchestrator.domain.given import AgentDefinition, Login, NewTask, address_f
 from orchestrator.domain.outcome import Budget, RetryPolicy
 from orchestrator.domain.prices import Prices
 from orchestrator.domain.storable import NAME_MAX, check_text
-from orchestrator.domain.template import placeholders
+from orchestrator.domain.template import code_in, placeholders
 from orchestrator.domain.words import OnLimit
 from orchestrator.errors import InvalidInput, InvalidPlan
 from orchestrator.plans.fields import Faults, Fields, quoted, shown
@@ -347,7 +347,22 @@ def _command(fields: Fields, shell: bool) -> tuple[str, ...] | str | None:
         return None
     if set(placeholders(parts_given[0])) - {"workspace"}:
         fields.fault("command", "the program itself cannot be a placeholder: a task would choose what is run")
+    _no_code(fields, "command", parts_given)
     return parts_given
+
+
+def _no_code(fields: Fields, key: str, parts: tuple[str, ...]) -> None:
+    """A value within a program's text would be a part of the program; only a shell can be given it as a variable."""
+    code, shell = code_in(parts) or (-1, True)
+    if shell:
+        return
+    named = [name for name in placeholders(parts[code]) if name not in ("id", "attempt")]
+    if named:
+        fields.fault(
+            key,
+            f"{{{named[0]}}} within the text of a program would become a part of the program; give it as an argument of"
+            f' its own, behind that text: "{{{named[0]}}}"',
+        )
 
 
 def _acp(fields: Fields) -> tuple[str, ...] | None:
@@ -387,6 +402,8 @@ def _resume(fields: Fields, shell: bool) -> tuple[str, ...] | None:
         return None
     if parts and set(placeholders(parts[0])) - {"workspace"}:
         fields.fault("resume", "the program itself cannot be a placeholder: a task would choose what is run")
+    if parts:
+        _no_code(fields, "resume", parts)
     if parts and not any("session" in placeholders(part) for part in parts):
         fields.fault("resume", "names no {session}")
     return parts
