@@ -477,6 +477,47 @@ def test_a_definition_in_a_child_gets_its_environment(plan_folder: Path, monkeyp
     assert outcome.result == ["b", None, str(plan_folder.resolve())]
 
 
+@pytest.mark.parametrize("isolation", ["loop", "process"])
+def test_secrets_of_a_definition_are_hidden(plan_folder: Path, monkeypatch: pytest.MonkeyPatch, isolation: str) -> None:
+    """S38: a value under env.secret is in nothing that a function says, returns, keeps or raises."""
+    monkeypatch.setenv("API_TOKEN", 'tok"é-0123456789')
+    (plan_folder / "planned_secret.py").write_text(
+        "import os, sys\nfrom orchestrator.agents.functions import agent\n"
+        "async def tells(ctx):\n"
+        "    t = os.environ['API_TOKEN']\n"
+        "    for part in (t[:5], t[5:]): print(end=part, flush=True)\n"
+        "    ctx.progress(5, t); ctx.log(t); ctx.session(t); ctx.usage(tokens=5, model=t)\n"
+        "    assert await ctx.step('one', lambda: [t]) == ['[secret API_TOKEN]']\n"
+        "    if ctx.input == 1: return {t: [t]}\n"
+        "    if ctx.input == 2: raise ValueError(t)\n"
+        "    await ctx.ask('Use ' + t, choices=[t, 'no'])\n"
+    )
+    given = AgentDefinition(
+        "it",
+        "hash",
+        python="planned_secret:tells",
+        base_dir=str(plan_folder),
+        isolation=isolation,
+        env_secret=("API_TOKEN",),
+    )
+    live = Heard()
+
+    async def main() -> list[Outcome]:
+        made = PythonAgent.from_definition(given)
+        try:
+            return [await made.execute(a_claim(input=number), live, Stop()) for number in (1, 2, 3)]
+        finally:
+            await made.aclose()
+
+    outcomes: list[Outcome] = run_async(main)
+    assert outcomes[0].result == {"[secret API_TOKEN]": ["[secret API_TOKEN]"]}
+    assert outcomes[1].message == "ValueError: [secret API_TOKEN]"
+    assert outcomes[2].asks[0].question == "Use [secret API_TOKEN]"
+    assert outcomes[2].asks[0].choices == ("[secret API_TOKEN]", "no")
+    said = repr((outcomes, live.written, live.progressed, live.sessions, live.used, live.kept))
+    assert "0123456789" not in said
+
+
 @pytest.mark.parametrize(
     ("python", "words"),
     [

@@ -55,7 +55,9 @@ def test_a_value_inside_json_is_found() -> None:
     """Quotes, backslashes and letters beyond ASCII are found as JSON writes them, in both spellings."""
     value = 'pä"ss\\word\n1'
     secrets = Secrets({"PASSWORD": value})
-    for text in (json.dumps({"k": value}), json.dumps({"k": value}, ensure_ascii=False), value):
+    inner = [json.dumps({"k": value}), json.dumps({"k": value}, ensure_ascii=False)]
+    outer = [json.dumps({"k": each}, ensure_ascii=plain) for each in inner for plain in (True, False)]
+    for text in (*inner, *outer, value):
         clean = secrets.text(text)
         assert "word" not in clean, text
         assert "[secret PASSWORD]" in clean

@@ -29,8 +29,10 @@ from orchestrator.agents.children import Pool, StartFailed
 from orchestrator.agents.environment import environment, withheld
 from orchestrator.agents.faults import Fault, outcome_of, qualified_name, shorten, told, trace_of
 from orchestrator.agents.functions import AgentFunction, Context, is_async, to_json, where
+from orchestrator.agents.hiding import Hiding, without_secrets
 from orchestrator.agents.meter import Meter, read_report
 from orchestrator.agents.protocol import AgentDefaults, Live, Stop
+from orchestrator.agents.redact import Secrets
 from orchestrator.agents.shipping import directions
 from orchestrator.agents.typed import BadResult, Types, shown, types_of
 from orchestrator.domain.asking import Ask, read_ask
@@ -291,6 +293,22 @@ class PythonAgent:
             await self._resolve()
         if self._broken is not None:
             return _broken(*self._broken)
+        secrets = self._secrets()
+        if secrets is None:
+            return await self._by_policy(claim, live, stop)
+        hiding = Hiding(live, secrets)
+        outcome = await self._by_policy(claim, hiding, stop)
+        hiding.close()
+        short = [f"secret {name} is too short to be hidden in what the function says" for name in secrets.too_short]
+        return without_secrets(replace(outcome, notes=(*outcome.notes, *short)), secrets)
+
+    def _secrets(self) -> Secrets | None:
+        """What must not be stored or shown of this definition's ``env``; None if it names no secrets."""
+        if self._given is None or not self._given.env_secret:
+            return None
+        return Secrets(environment(self._given, os.environ).secrets)
+
+    async def _by_policy(self, claim: Claim, live: Live, stop: Stop) -> Outcome:
         policy = "resume" if self._given is None else self._given.session
         if policy == "fresh" and claim.session is not None:
             claim = replace(claim, session=None)

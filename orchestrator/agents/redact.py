@@ -1,8 +1,9 @@
 """Takes secret values out of what an agent writes, before anybody stores or shows it.
 
-It looks for values, not for patterns, in the bytes as they come: a value that is split between two reads is found as
-well, because the end of a piece that could be the beginning of a value is held back until the next piece comes. Also
-found is the value as it stands inside JSON. What an agent encodes otherwise (base64, reversed) is not.
+It looks for values, not for patterns, in the bytes as they come: a value that is split between two reads is found
+as well, because the end of a piece that could be the beginning of a value is held back until the next piece comes.
+Also found is the value as it stands inside JSON, and inside JSON that stands inside JSON. What an agent encodes
+otherwise (base64, reversed) is not.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from typing import Any
 
 SHORTEST = 6
 """Characters below which a value is not looked for: it would be found everywhere."""
@@ -25,7 +27,10 @@ class Secrets:
             if len(value) < SHORTEST:
                 continue
             mark = f"[secret {re.sub(r'[^A-Za-z0-9_.-]', '_', name)}]".encode()
-            for form in {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], value.strip()}:
+            escaped = {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
+            # Tools answer in JSON, which then stands as a text within the JSON of an event.
+            twice = {json.dumps(form, ensure_ascii=plain)[1:-1] for form in escaped for plain in (True, False)}
+            for form in {value, value.strip(), *escaped, *twice}:
                 if len(form) >= SHORTEST:
                     forms.setdefault(form.encode("utf-8", "surrogateescape"), mark)
         self.forms = dict(sorted(forms.items(), key=lambda pair: len(pair[0]), reverse=True))
@@ -48,6 +53,16 @@ class Secrets:
         if self.pattern is None:
             return text
         return self.clean(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+
+    def value(self, value: Any) -> Any:
+        """Return a JSON value without the values, in its texts and keys."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {self.value(key): self.value(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.value(each) for each in value]
+        return value
 
     def stream(self) -> Redactor:
         """Return the state for one output."""
