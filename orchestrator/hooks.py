@@ -17,10 +17,10 @@ import hashlib
 import hmac
 import json
 import logging
-import math
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -230,7 +230,7 @@ def _texts(where: str, value: Any) -> tuple[str, ...]:
 
 
 def _seconds(where: str, value: Any, least: float, most: float) -> None:
-    well = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    well = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if not well or not least <= value <= most:
         raise InvalidInput(f"{where}: expected seconds from {least:g} to {most:g}, found {_kind(value)}")
 

@@ -7,9 +7,9 @@ Lengths of time are in seconds.
 
 from __future__ import annotations
 
-import math
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -128,7 +128,7 @@ def _check_ranges(settings: Settings) -> None:
 def _require(name: str, value: Any, fits: Callable[[Any], bool], wanted: str, *, whole: bool = False) -> None:
     shown = _SHOWN.get(name, name)
     number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not fits(value):
+    if not number or not abs(value) <= sys.float_info.max or not fits(value):
         kind = "a whole number" if whole else "a number of seconds" if name != "retry_factor" else "a number"
         raise InvalidInput(f"{shown}: expected {kind}, {wanted}, found {value!r}", setting=shown)
 

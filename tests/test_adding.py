@@ -136,6 +136,7 @@ def test_inputs_come_back_as_they_were(made: Making, value: Any) -> None:
         ({"budget": Budget(seconds=0)}, "budget seconds"),
         ({"budget": Budget(seconds=float("inf"))}, "budget seconds"),
         ({"budget": Budget(usd=float("nan"))}, "budget usd"),
+        ({"budget": Budget(usd=10**400)}, "budget usd"),
         ({"budget": Budget(tokens=2**63)}, "budget tokens"),
         ({"budget": Budget(turns=2**31)}, "budget turns"),
         ({"budget": Budget(tokens=-1)}, "budget tokens"),

@@ -112,6 +112,7 @@ def test_each_threshold_can_be_moved(kind: str, given: dict[str, Any]) -> None:
         ({"oldest_wait": True}, "alerts.oldest_wait: expected a number"),
         ({"hold_ms": 0}, "alerts.hold_ms: expected a number, more than 0"),
         ({"hold_ms": float("nan")}, "alerts.hold_ms"),
+        ({"hold_ms": 10**400}, "alerts.hold_ms"),
         ({"failed_share": 1.5}, "alerts.failed_share"),
         ({"off": "lock_hold"}, "alerts.off: expected a list of kinds"),
         ({"off": ["lock_held"]}, "there is no kind 'lock_held'; did you mean 'lock_hold'"),

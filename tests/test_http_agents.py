@@ -436,6 +436,35 @@ def test_failures_within_a_stream(line: str, expected: OutcomeClass, after: floa
     assert (outcome.status, outcome.retry_after) == (expected, after)
 
 
+_DEEP = "[" * 50_000
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "body", "expected"),
+    [
+        (429, "application/json", _DEEP, OutcomeClass.RATE_LIMITED),
+        (500, "application/json", '{"error":' * 5_000, OutcomeClass.TRANSIENT),
+        (
+            200,
+            "text/event-stream",
+            "event: x\ndata: " + _DEEP + '\n\ndata: {"type":"result","value":1}\n\n',
+            OutcomeClass.DONE,
+        ),
+        (
+            200,
+            "application/x-ndjson",
+            '{"type":"error","error":{"status":429,"message":"wait","retry_after":1' + "0" * 400 + "}}\n",
+            OutcomeClass.RATE_LIMITED,
+        ),
+    ],
+)
+def test_answers_beyond_what_can_be_read(status: int, kind: str, body: str, expected: OutcomeClass) -> None:
+    """Nesting without end and numbers beyond every float change nothing about what the answer means."""
+    with answering(body, status=status, kind=kind) as service:
+        outcome = ask(service.url)
+    assert outcome.status is expected
+
+
 def test_connections_are_kept_and_closed() -> None:
     """One client serves all attempts of a loop, many at a time; ``aclose`` ends it."""
     with answering("1") as service:

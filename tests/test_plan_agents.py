@@ -52,6 +52,7 @@ def load(tmp_path: Path) -> Load:
         ({"command": ["a"], "exit_codes": {"3": "lost"}}, "expected one of done, transient"),
         ({"command": ["a"], "kill_grace": -1}, "expected a number, 0 or more, found -1"),
         ({"command": ["a"], "idle_seconds": float("inf")}, "expected a number, more than 0, found inf"),
+        ({"command": ["a"], "idle_seconds": 10**400}, "expected a number, more than 0, found 1"),
         ({"command": ["a"], "isolation": "thread"}, "expected one of loop, process, found 'thread'"),
     ],
 )

@@ -66,6 +66,7 @@ def test_the_name_may_be_left_out() -> None:
         {"max_retries": 1.5},
         {"max_retries": True},
         {"budget_seconds": float("nan")},
+        {"budget_seconds": 10**400},
         {"budget_tokens": -1},
         {"budget_usd": "1"},
         {"on_limit": "explode"},

@@ -484,6 +484,7 @@ def test_a_spooled_question_comes_back(made: Making) -> None:
         ({"question": "x", "deadline": "2026-12-01T00:00:00"}, "deadline"),
         ({"question": "x", "deadline": -1}, "deadline"),
         ({"question": "x", "deadline": float("inf")}, "deadline"),
+        ({"question": "x", "deadline": 10**400}, "deadline"),
         ({"question": "x", "deadline": True}, "deadline"),
     ],
 )

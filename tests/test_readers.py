@@ -524,3 +524,48 @@ def test_hostile_lines_in_the_events_file_are_left_out(line: bytes) -> None:
     assert not findings.checkpoints
     assert told.progressed == [(None, "still here")]
     assert told.sessions == []
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "1e400", "-1", "9" * 5000])
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (
+            "claude",
+            '{"type":"result","is_error":false,"result":"ok","num_turns":N,"total_cost_usd":N,"usage":{"input_tokens":N}}',
+        ),
+        (
+            "codex",
+            '{"type":"item.completed","item":{"type":"agent_message","text":"ok"}}\n'
+            '{"type":"turn.completed","usage":{"input_tokens":N,"cached_input_tokens":N,"output_tokens":N}}',
+        ),
+        (
+            "opencode",
+            '{"type":"text","sessionID":"s","part":{"type":"text","text":"ok","time":{"end":1}}}\n'
+            '{"type":"step_finish","sessionID":"s","part":{"type":"step-finish","reason":"stop","cost":N,"tokens":{"input":N}}}',
+        ),
+        ("openai", '{"choices":[{"message":{"content":"ok"},"finish_reason":"stop"}],"usage":{"prompt_tokens":N}}'),
+        ("jsonl", '{"type":"usage","input_tokens":N,"cost_usd":N,"turns":N}\n{"type":"result","value":"ok"}'),
+    ],
+)
+def test_numbers_that_no_usage_can_be_lose_no_result(output: str, said: str, number: str) -> None:
+    """A count beyond every float, below nothing or of thousands of digits is unknown; the answer beside it stays."""
+    told = Told()
+    reader = make_reader(output, told)
+    reader.feed("stdout", said.replace("N", number).encode() + b"\n")
+    findings = reader.close()
+    assert (findings.result, findings.has_result) == ("ok", True)
+
+
+def test_an_events_file_with_numbers_that_no_usage_can_be() -> None:
+    """Each such line is left out with a note, and the lines behind it are read."""
+    told = Told()
+    events = EventsFile(told)
+    huge = b"1" + b"0" * 400
+    events.feed(
+        b'{"type":"usage","input_tokens":%s,"turns":%s}\n{"type":"ask","question":"?","deadline":%s}\n' % ((huge,) * 3)
+    )
+    events.feed(b'{"type":"progress","percent":%s}\n{"type":"result","value":"ok"}\n' % huge)
+    findings = events.close()
+    assert findings.result == "ok"
+    assert len(findings.notes) == 3

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -458,7 +457,7 @@ def _number(agent_name: str, word: str, value: float | None, *, whole: bool = Fa
     if value is None:
         return
     valid = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if not valid or not math.isfinite(value) or value < least:
+    if not valid or not abs(value) <= sys.float_info.max or value < least:
         kind = "a whole number" if whole else "a number"
         raise InvalidInput(f"{word} of agent {agent_name!r} is {kind} of at least {least:g}, found {value!r}")
 

@@ -16,6 +16,7 @@ import json
 import os
 import socket
 import ssl
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -472,8 +473,10 @@ class _Lines(JsonlReader):
         if event.get("type") == "error":
             error = event.get("error", event)
             words = flatten(mapping(error).get("message")) or flatten(error) or "an error without a message"
-            status, wait = mapping(error).get("status"), mapping(error).get("retry_after")
-            after = float(wait) if isinstance(wait, int | float) and not isinstance(wait, bool) and wait >= 0 else None
+            status: Any = mapping(error).get("status")
+            wait: Any = mapping(error).get("retry_after")
+            stated = isinstance(wait, int | float) and not isinstance(wait, bool) and wait >= 0
+            after = float(min(wait, sys.float_info.max)) if stated else None
             if isinstance(status, int) and 400 <= status <= 599:
                 fault: Fault | None = from_status(status, words, retry_after=after)
             else:
@@ -533,7 +536,7 @@ class EventStream:
         if name and name != b"message":
             try:
                 value = json.loads(joined)
-            except ValueError:
+            except (ValueError, RecursionError):
                 value = None
             if isinstance(value, dict) and "type" not in value:
                 joined = json.dumps({"type": name.decode("utf-8", "replace"), **value}).encode()
@@ -561,7 +564,7 @@ def _words_of(text: str) -> str:
     """The message in the body of a refusal: in one of the usual forms of JSON, else its text."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return shorten(text, 500)
     error = mapping(value).get("error", value)
     words = flatten(mapping(error).get("message")) or flatten(mapping(error).get("detail")) or flatten(error)

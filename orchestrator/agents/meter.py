@@ -15,7 +15,6 @@ must know: where the session stood and which ids were counted.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
@@ -275,16 +274,17 @@ def _key(name: str) -> str:
 
 def tokens(value: Any) -> int | None:
     """*value* as a number of tokens; None if it is not one."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return int(value) if 0 <= value <= _MOST else None
+    return int(value) if _counts(value) else None
 
 
 def dollars(value: Any) -> float | None:
     """*value* as USD; None if it is not an amount."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value) if 0 <= value <= _MOST else None
+    return float(value) if _counts(value) else None
+
+
+def _counts(value: Any) -> bool:
+    # Comparing is exact for integers of any length, and false for NaN.
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST
 
 
 def amount(fields: Any) -> Amount:

@@ -435,7 +435,7 @@ class EventReader(Reader):
         for event in parse_objects(line):
             try:
                 self._event(event)
-            except (TypeError, ValueError, AttributeError, KeyError, RecursionError) as error:
+            except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, RecursionError) as error:
                 # A stream of a kind that we do not know yet must not end the attempt.
                 self._findings.note(
                     f"an event of type {str(event.get('type'))[:40]!r} could not be read: {error}"[:300]

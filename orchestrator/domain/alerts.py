@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
@@ -64,7 +64,7 @@ def _kinds(value: Any) -> frozenset[str]:
 
 
 def _number(key: str, value: Any) -> float | int:
-    well = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    well = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
     if not well or (key == "failed_share" and value > 1):
         raise InvalidInput(f"alerts.{key}: expected a number, more than 0, found {value!r}")
     number: float | int = value

@@ -7,7 +7,7 @@ Reading order: ``Ask`` (what an attempt ends with), ``read_ask`` (the same from 
 from __future__ import annotations
 
 import hashlib
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -159,7 +159,7 @@ def _deadline(given: Any) -> tuple[float | None, datetime | None]:
         if given.tzinfo is None:
             raise InvalidInput(f"ask: deadline: expected a time with its offset from UTC, found {given.isoformat()}")
         return None, given
-    valid = isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
+    valid = isinstance(given, int | float) and not isinstance(given, bool) and abs(given) <= sys.float_info.max
     if not valid or not 0 <= given <= LONGEST_WAIT:
         raise InvalidInput(f"ask: deadline: expected seconds from 0 to {LONGEST_WAIT:.0f}, found {given!r:.100}")
     return float(given), None

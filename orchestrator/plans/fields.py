@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -84,7 +84,7 @@ class Fields:
         if value is None:
             return None
         wanted = "" if least is None and above is None else f", {least:g} or more" if above is None else ", more than 0"
-        good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        good = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
         if not good or (least is not None and value < least) or (above is not None and value <= above):
             self.fault(key, f"expected a number{wanted}, found {shown(value)}")
             return None

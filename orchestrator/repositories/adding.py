@@ -6,7 +6,7 @@ needs others is written under a lock on those: a parent that ends in the same mo
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -142,7 +142,7 @@ def check_task(task: NewTask) -> None:
 def _check_number(field: str, value: Any, least: float, most: float | None, *, whole: bool = True) -> None:
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         raise InvalidInput(f"{field}: expected a {'whole ' if whole else ''}number, found {value!r}")
-    if not math.isfinite(value) or value < least or value > (most if most is not None else LARGEST):
+    if not abs(value) <= sys.float_info.max or value < least or value > (most if most is not None else LARGEST):
         limits = f"{least:,} or more" if most is None else f"{least:,} to {most:,}"
         raise InvalidInput(f"{field}: expected {limits}, found {value}")
 
