@@ -88,6 +88,12 @@ def test_a_stated_reset_counts(breakers: BreakerRepository) -> None:
     assert 890 < a.seconds <= 900
 
 
+def test_a_stated_reset_that_is_over_is_none(breakers: BreakerRepository) -> None:
+    """The usual wait counts: a provider that says 0 seconds is not asked again and again."""
+    breakers.refuse([refusal(retry_after=0), refusal("b", retry_at=datetime.now(UTC) - timedelta(seconds=5))])
+    assert [20 < each.seconds <= 30 for each in breakers.read()] == [True, True]
+
+
 def test_the_wait_grows_with_refused_probes_only(breakers: BreakerRepository, engine: Engine) -> None:
     """Without a stated reset: 30 s, then twice as long with each probe; attempts that were under way change nothing."""
     worker = uuid4()

@@ -328,6 +328,47 @@ def test_statuses(
     assert str(outcome.message).startswith(f"HTTP {status} (request r1)")
 
 
+@pytest.mark.parametrize("hang_up", [False, True])
+@pytest.mark.parametrize(
+    ("status", "expected", "after"), [(429, OutcomeClass.RATE_LIMITED, 7.0), (401, OutcomeClass.UNAUTHENTICATED, None)]
+)
+def test_a_refusal_whose_body_does_not_come(
+    monkeypatch: pytest.MonkeyPatch, status: int, expected: OutcomeClass, after: float | None, hang_up: bool
+) -> None:
+    """The status and its headers count, whether the body stays away or breaks off; no limit is needed for that."""
+    monkeypatch.setattr(http, "_REFUSAL_SECONDS", 0.1)
+
+    def respond(_: Request, connection: Connection) -> None:
+        connection.head(status, "text/plain", Retry_After="7", Content_Length="500")
+        connection.send("not n")
+        if not hang_up:
+            connection.wait_for_the_end()
+
+    with serving(respond) as service:
+        outcome = ask(service.url)
+    assert (outcome.status, outcome.message) == (expected, f"HTTP {status}: not n")
+    if after is not None:
+        assert outcome.retry_after == after
+
+
+@pytest.mark.parametrize("stated", ["nan", "inf", "soon"])
+def test_a_wait_that_is_none(stated: str) -> None:
+    """What is no number of seconds and no date states no reset."""
+    with answering("no", status=429, Retry_After=stated) as service:
+        outcome = ask(service.url)
+    assert (outcome.status, outcome.retry_after) == (OutcomeClass.RATE_LIMITED, None)
+
+
+@pytest.mark.parametrize("status", [302, 307])
+def test_a_redirect_shows_no_password(status: int) -> None:
+    """What stands before the host of a new address is not told."""
+    with answering("", status=status, Location="http://me:hidden@127.0.0.1:1/x@y") as service:
+        outcome = ask(service.url)
+    assert outcome.status is OutcomeClass.PERMANENT
+    assert "hidden" not in str(outcome.message)
+    assert "***@127.0.0.1:1/x@y" in str(outcome.message)
+
+
 def test_a_wait_until_a_date() -> None:
     """A date is read by the server's own clock, which may be wrong by hours."""
     server = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=5)
@@ -481,6 +522,14 @@ def test_connections_are_kept_and_closed() -> None:
 
         outcomes = asyncio.run(many())
     assert {outcome.status for outcome in outcomes} == {OutcomeClass.DONE}
+
+
+def test_a_long_event_in_many_small_pieces() -> None:
+    """Each piece is looked at once: an event of megabytes takes no more than its bytes."""
+    stream = EventStream()
+    piece = b"x" * 1024
+    told = [stream.feed(part) for part in (b'data: "', *([piece] * 8192), b'"\n', b"\n")]
+    assert b"".join(told) == b'"' + piece * 8192 + b'"\n'
 
 
 def test_events_of_any_cut() -> None:

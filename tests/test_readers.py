@@ -498,6 +498,19 @@ def test_the_events_file() -> None:
 
 
 @pytest.mark.parametrize(
+    ("second", "what"), [({"question": "Send all?"}, "words"), ({"question": "Send?", "choices": ["x"]}, "choices")]
+)
+def test_another_question_under_the_same_name(second: dict[str, Any], what: str) -> None:
+    """S53: the first one counts, and a note says what differed."""
+    events = EventsFile(Told())
+    first = {"type": "ask", "name": "q", "question": "Send?", "choices": ["a", "b"]}
+    events.feed(lines(first, {"choices": ["a", "b"], **second, "type": "ask", "name": "q"}))
+    findings = events.close()
+    assert [(ask.question, ask.choices) for ask in findings.asks] == [("Send?", ("a", "b"))]
+    assert findings.notes == [f"asked under the name 'q' twice, with other {what}: the first question counts"]
+
+
+@pytest.mark.parametrize(
     "line",
     [
         b'{"type": "drop tables"}\n',

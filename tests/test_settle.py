@@ -114,6 +114,23 @@ def test_a_rate_limit_waits_for_its_stated_reset() -> None:
     assert settle(claim(), Outcome(OutcomeClass.RATE_LIMITED, retry_after=90)).delay == 90
 
 
+@pytest.mark.parametrize("stated", [0.0, -5.0, float("nan"), START, START.replace(tzinfo=None)])
+def test_a_stated_reset_that_is_over_is_none(stated: float | datetime) -> None:
+    """It would be asked again without a pause, for ever: the usual wait counts."""
+    given = {"retry_after": stated} if isinstance(stated, float) else {"retry_at": stated}
+    settlement = settle(claim(), Outcome(OutcomeClass.RATE_LIMITED, elapsed=1, **given))
+    assert settlement.at is None
+    assert settlement.delay >= 30
+
+
+def test_a_short_stated_reset_is_believed_three_times() -> None:
+    """Less than a second, said again and again, is no pause either."""
+    outcome = Outcome(OutcomeClass.RATE_LIMITED, retry_after=0.2)
+    assert [settle(claim(limited_count=count), outcome).delay < 1 for count in range(5)] == [True] * 3 + [False] * 2
+    seven = Outcome(OutcomeClass.RATE_LIMITED, retry_after=7)
+    assert settle(claim(limited_count=50), seven).delay == 7
+
+
 def test_rate_limits_without_a_reset_wait_longer_each_time() -> None:
     """Thirty seconds, a minute, two … fifteen minutes, with a little on top."""
     for count, least in ((0, 30), (1, 60), (2, 120), (9, 900)):

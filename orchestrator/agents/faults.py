@@ -6,6 +6,7 @@ are few and literal: a failure that none of them names is ``transient``, which c
 
 from __future__ import annotations
 
+import math
 import re
 import traceback
 from dataclasses import dataclass
@@ -76,9 +77,11 @@ def retry_after_seconds(value: str | None, *, now: datetime | None = None) -> fl
     if not value:
         return None
     try:
-        return max(0.0, float(value))
+        seconds = float(value)
     except ValueError:
         pass
+    else:
+        return max(0.0, seconds) if math.isfinite(seconds) else None
     from email.utils import parsedate_to_datetime
 
     try:

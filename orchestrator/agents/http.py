@@ -12,6 +12,7 @@ anybody sees it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -48,6 +49,7 @@ ANSWER_LIMIT = LINE_LIMIT
 """Bytes of an answer that is no stream. A longer one is not read to its end."""
 
 _EXCERPT = 64 * 1024
+_REFUSAL_SECONDS = 2.0
 _REDIRECTS = 5
 _STREAMS = (
     "text/event-stream",
@@ -293,11 +295,11 @@ class _Exchange(Telling):
         target: str = urljoin(address, location)
         self._answered = self._answer_line(response)
         if status not in (307, 308) or not location:
-            to = f" to {target}" if location else ""
+            to = f" to {_shown(target)}" if location else ""
             words = f"{self._answered}: moved{to}; correct http of agent {self._given.name!r}"
             raise _Unusable(Fault(OutcomeClass.PERMANENT, f"http_{status}", words))
         if (said := address_fault(target)) or (address.startswith("https:") and not target.startswith("https:")):
-            words = f"{self._answered}: redirect to {target} not followed: {said or 'it leaves https'}"
+            words = f"{self._answered}: redirect to {_shown(target)} not followed: {said or 'it leaves https'}"
             raise _Unusable(Fault(OutcomeClass.PERMANENT, f"http_{status}", words))
         return target
 
@@ -354,11 +356,16 @@ class _Exchange(Telling):
 
     async def _refusal(self, response: httpx.Response) -> Fault:
         """Return what a status of 400 or more means, with an excerpt of what came with it."""
+        import httpx
+
         held = b""
-        async for data in response.aiter_bytes():
-            held += data
-            if len(held) >= _EXCERPT:
-                break
+        # The status alone says what happened: a body that does not come, or breaks off, is not waited for.
+        with contextlib.suppress(TimeoutError, httpx.HTTPError):
+            async with asyncio.timeout(_REFUSAL_SECONDS):
+                async for data in response.aiter_bytes():
+                    held += data
+                    if len(held) >= _EXCERPT:
+                        break
         data, text, size = self._output.take(held[:_EXCERPT])
         _, more, last = self._output.take(b"", final=True)
         text, size = text + more, size + last
@@ -495,7 +502,7 @@ class EventStream:
 
     def __init__(self, *, whole: bool = False) -> None:
         self._whole = whole
-        self._rest = b""
+        self._rest = bytearray()
         self._data: list[bytes] = []
         self._size = 0
         self._name = b""
@@ -506,11 +513,16 @@ class EventStream:
         if self._after_cr and data.startswith(b"\n"):
             data = data[1:]
         self._after_cr = data.endswith(b"\r")
-        lines = (self._rest + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        self._rest = lines.pop()
+        first, *lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        self._rest += first  # what was held is not looked through again
+        told = b""
+        if lines:
+            told = self._line(bytes(self._rest)) + b"".join(self._line(line) for line in lines[:-1])
+            self._rest = bytearray(lines[-1])
         if len(self._rest) > LINE_LIMIT:
-            self._rest, self._size = b"", LINE_LIMIT + 1
-        return b"".join(self._line(line) for line in lines)
+            self._rest.clear()
+            self._size = LINE_LIMIT + 1
+        return told
 
     def _line(self, line: bytes) -> bytes:
         if not line:
@@ -598,6 +610,12 @@ def _origin(address: str) -> str:
     host = parts.hostname or ""
     host = f"[{host}]" if ":" in host else host
     return f"{parts.scheme}://{host}" if port == usual else f"{parts.scheme}://{host}:{port}"
+
+
+def _shown(address: str) -> str:
+    """*address* without the password that may stand in it."""
+    before, at, behind = address.partition("//")[2].partition("/")[0].rpartition("@")
+    return address.replace(before + at + behind, "***@" + behind, 1) if at else address
 
 
 def _root(error: BaseException) -> BaseException:

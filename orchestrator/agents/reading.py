@@ -92,8 +92,9 @@ class Findings:
             self.asks.append(ask)
         elif same is None:
             self.note(f"more than {_ASKS} questions at once: the others were left out")
-        elif same.question != ask.question:
-            self.note(f"asked under the name {ask.name!r:.100} twice, with other words: the first question counts")
+        elif same != ask:
+            what = "choices" if same.question == ask.question else "words"
+            self.note(f"asked under the name {ask.name!r:.100} twice, with other {what}: the first question counts")
 
     def note(self, text: str) -> None:
         """Keep a sentence for the run row, once, and not without end."""

@@ -9,7 +9,7 @@ computed wait goes into ``available_at``, PostgreSQL is the sleep, and a crash l
 from __future__ import annotations
 
 import random
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from tenacity import RetryCallState, Retrying, stop_after_attempt, wait_exponential, wait_random_exponential
 
@@ -120,20 +120,34 @@ def _limited(claim: Claim, outcome: Outcome, give_up_after: float) -> Settlement
             message=f"gave up after {claim.limited_count + 1} attempts in a row since {since:%Y-%m-%d %H:%M} UTC: "
             f"{outcome.message or outcome.status.value}",
         )
-    if outcome.retry_after is not None:
-        delay = min(max(0.0, outcome.retry_after), LONGEST_RESET.total_seconds())
+    at = outcome.retry_at
+    if at is not None and not believed(
+        (at.replace(tzinfo=at.tzinfo or UTC) - ended).total_seconds(), claim.limited_count
+    ):
+        at = None
+    if outcome.retry_after is not None and believed(outcome.retry_after, claim.limited_count):
+        delay = min(outcome.retry_after, LONGEST_RESET.total_seconds())
     else:
         # Up to a tenth on top, never less: the waiting tasks of one provider must not all come back in one instant.
         delay = limited_wait(outcome.status, claim.limited_count + 1) * random.uniform(1.0, 1.1)
     return Settlement(
         TaskStatus.PENDING,
         delay,
-        at=outcome.retry_at,
+        at=at,
         retry_count=claim.retry_count,
         lost_count=claim.lost_count,
         limited_count=claim.limited_count + 1,
         limited_since=since,
     )
+
+
+def believed(wait: float, refusals: int) -> bool:
+    """Whether a stated wait of *wait* seconds is one, after *refusals* in a row.
+
+    A reset that is over, and one of less than a second that was wrong three times, would only be asked again at once,
+    for ever: then the usual wait counts.
+    """
+    return wait > 0 and (wait >= 1 or refusals < 3)
 
 
 def limited_wait(kind: OutcomeClass, refusals: int) -> float:

@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session, sessionmaker
 
 from orchestrator.domain.entities import Breaker
-from orchestrator.domain.settle import LONGEST_RESET, limited_wait
+from orchestrator.domain.settle import LONGEST_RESET, believed, limited_wait
 from orchestrator.domain.words import OutcomeClass
 
 LONGEST_LOGIN_WAIT = 60.0
@@ -140,10 +140,11 @@ def _refuse(session: Session, refusal: Refusal) -> None:
     assert now is not None
     fresh = row.refusals == 0 or refusal.probe
     reset = refusal.retry_at
-    if reset is None and refusal.retry_after is not None:
-        reset = now + timedelta(seconds=max(0.0, min(refusal.retry_after, LONGEST_RESET.total_seconds())))
+    if reset is None and refusal.retry_after is not None and refusal.retry_after > 0:
+        reset = now + timedelta(seconds=min(refusal.retry_after, LONGEST_RESET.total_seconds()))
     if reset is not None:
-        reset = min(max(reset, now), now + LONGEST_RESET)
+        wait = (reset - now).total_seconds()
+        reset = min(reset, now + LONGEST_RESET) if believed(wait, row.refusals) else None
     if fresh:
         row.refusals += 1
         row.kind = refusal.kind.value
