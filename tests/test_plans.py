@@ -351,6 +351,16 @@ def test_tasks_that_may_meet_in_a_directory_are_warned_of(load: Load) -> None:
         assert load(kept).warnings == []
 
 
+def test_a_link_to_a_directory_is_that_directory(load: Load, tmp_path: Path) -> None:
+    """S36: two names of one directory are warned of like one."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    plan = load("tasks:\n  - {agent: coder, dir: real}\n  - {agent: coder, dir: link/}\n")
+    ((line, said),) = plan.warnings
+    assert line == 3
+    assert said.startswith(f"tasks in lines 2 and 3 may work in {tmp_path.resolve() / 'real'} at the same time")
+
+
 def test_skip_invalid(load: Load) -> None:
     """Faulty tasks and what waits for them are left out and told; the rest is a plan."""
     text = """\

@@ -133,7 +133,7 @@ class Tasks:
         definition = (self._known or {}).get(task.agent)
         if task.dir is None or task.concurrency_key is not None or definition is None or definition.workspace != "none":
             return
-        where = os.path.normpath(task.dir)
+        where = os.path.realpath(task.dir)
         first = self._directories.setdefault(where, task)
         if first is task or where in self._warned or first.name in task.after:
             return
