@@ -190,6 +190,7 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"acp": []}, "acp: names no program"),
         ({"acp": ["{prompt}"]}, "the program itself cannot be a placeholder"),
+        ({"acp": ["node", "-e", "serve('{title}')"]}, "give it as an argument of its own"),
         ({"acp": ["x"], "permissions": "maybe"}, "permissions: expected one of allow, deny, ask, found 'maybe'"),
         ({"acp": ["x"], "permissions": {"exec": "allow"}}, "unknown key 'exec'; did you mean 'execute'?"),
         ({"command": ["x"], "permissions": "allow"}, "permissions: only an acp agent has it"),

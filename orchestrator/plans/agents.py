@@ -372,6 +372,8 @@ def _acp(fields: Fields) -> tuple[str, ...] | None:
         return None
     if parts and set(placeholders(parts[0])) - {"workspace"}:
         fields.fault("acp", "the program itself cannot be a placeholder: a task would choose what is run")
+    if parts:
+        _no_code(fields, "acp", parts)
     return parts
 
 
