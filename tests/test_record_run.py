@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -434,6 +434,14 @@ def test_numbers_out_of_range_are_left_out(made: Making, name: str, value: Any) 
         assert run.notes is not None
         assert run.notes[0].startswith(name)
         assert len(run.notes[0]) < 200
+
+
+@pytest.mark.parametrize("seconds", [1e300, float("inf"), 10**400], ids=["1e300", "inf", "10**400"])
+def test_a_wait_beyond_all_measure_is_a_week(made: Making, seconds: float) -> None:
+    """The task waits as long as the breaker of its provider, not as if nothing had been stated."""
+    run = made.runs.record_run(claimed(made), Outcome(OutcomeClass.RATE_LIMITED, retry_after=seconds))
+    row = made.row(run.task_id)
+    assert row.available_at > datetime.now(UTC) + timedelta(days=6)
 
 
 def test_a_whole_number_given_as_a_float_is_one(made: Making) -> None:

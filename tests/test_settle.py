@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -129,6 +130,12 @@ def test_a_short_stated_reset_is_believed_three_times() -> None:
     assert [settle(claim(limited_count=count), outcome).delay < 1 for count in range(5)] == [True] * 3 + [False] * 2
     seven = Outcome(OutcomeClass.RATE_LIMITED, retry_after=7)
     assert settle(claim(limited_count=50), seven).delay == 7
+
+
+@pytest.mark.parametrize("seconds", [1e300, math.inf, 10**400], ids=["1e300", "inf", "10**400"])
+def test_no_stated_reset_is_further_than_a_week(seconds: float) -> None:
+    """However far away the provider says that it is."""
+    assert settle(claim(), Outcome(OutcomeClass.RATE_LIMITED, retry_after=seconds)).delay == 7 * 86_400
 
 
 def test_rate_limits_without_a_reset_wait_longer_each_time() -> None:

@@ -7,6 +7,7 @@ repeat after an unknown commit: it finds its own run and says so.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -389,7 +390,8 @@ def _short(value: object) -> str:
     return text if len(text) <= 100 else f"{text[:100]}…"
 
 
-# Limits of numbers: of the columns (integers), and of seconds and USD (thirty years, a thousand millions).
+# Limits of numbers: of the columns (integers), and of seconds and USD (thirty years, a thousand millions). How long to
+# wait is cut where it is used.
 _INTEGER, _BIGINT, _LARGEST = 2**31 - 1, 2**63 - 1, 1e9
 _USED = (
     ("input_tokens", _BIGINT),
@@ -401,7 +403,7 @@ _USED = (
 _NUMBERS = (
     ("exit_code", _INTEGER),
     ("signal", _INTEGER),
-    ("retry_after", _LARGEST),
+    ("retry_after", math.inf),
     ("elapsed", _LARGEST),
 )
 
