@@ -92,7 +92,7 @@ class Findings:
             self.asks.append(ask)
         elif same is None:
             self.note(f"more than {_ASKS} questions at once: the others were left out")
-        elif same != ask:
+        elif same.question != ask.question or (ask.choices and ask.choices != same.choices):
             what = "choices" if same.question == ask.question else "words"
             self.note(f"asked under the name {ask.name!r:.100} twice, with other {what}: the first question counts")
 
