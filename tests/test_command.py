@@ -384,6 +384,32 @@ def test_events_are_read_while_the_agent_runs() -> None:
     assert outcome.result == {"n": 1}
 
 
+@pytest.mark.parametrize("how", ["emptied", "replaced"])
+def test_events_written_anew_are_read(tmp_path: Path, how: str) -> None:
+    """``>`` instead of ``>>``, or a new file under the name: what stands there then is read too, with a note."""
+    mark = tmp_path / "heard"
+    code = (
+        "import os, time\n"
+        "path = os.environ['ORCHESTRATOR_EVENTS']\n"
+        'with open(path, \'a\') as file: file.write(\'{"type": "progress", "percent": 40, "message": "half way"}\\n\')\n'
+        f"while not os.path.exists({str(mark)!r}): time.sleep(0.005)\n"
+        f"new = path if {how!r} == 'emptied' else path + '.new'\n"
+        'with open(new, \'w\') as file: file.write(\'{"type": "result", "value": "ok"}\\n\')\n'
+        "os.replace(new, path)"
+    )
+
+    class Marking(Heard):
+        def progress(self, percent: float | None, message: str | None) -> None:
+            super().progress(percent, message)
+            mark.touch()
+
+    live = Marking()
+    outcome = execute(script(code), live=live)
+    assert (outcome.status, outcome.result) == (OutcomeClass.DONE, "ok")
+    assert live.progressed == [(40.0, "half way")]
+    assert any("written anew" in note for note in outcome.notes)
+
+
 def test_no_execution_sees_the_events_of_another() -> None:
     """A file that was written to is removed, and the next execution begins with an empty one."""
     code = "import os; p = os.environ['ORCHESTRATOR_EVENTS']; print(p, os.path.getsize(p)); open(p, 'a').write('x')"

@@ -259,6 +259,7 @@ class CommandAttempt(Telling):
         self._reader = make_reader(definition.output, self)
         self._events = EventsFile(self)
         self._events_at = 0
+        self._events_inode: int | None = None
         self._events_redactor = secrets.stream()
         self._outputs = {"stdout": Output("stdout", secrets), "stderr": Output("stderr", secrets)}
         self._open = {"stdout": tree.stdout, "stderr": tree.stderr}
@@ -512,7 +513,7 @@ class CommandAttempt(Telling):
     def _read_events(self, final: bool = False) -> None:
         """Read what was appended to the events file since the last time."""
         with contextlib.suppress(OSError):
-            while os.stat(self._start.events).st_size > self._events_at:  # noqa: PTH116 - cheap, often
+            while self._events_size() > self._events_at:
                 fd = os.open(self._start.events, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
                 try:
                     data = os.pread(fd, _CHUNK, self._events_at)
@@ -529,3 +530,13 @@ class CommandAttempt(Telling):
             self._events.feed(self._events_redactor.flush())
         elif self._events.asked:
             self._has_said_all()
+
+    def _events_size(self) -> int:
+        """The bytes of the events file. One that was written anew, instead of appended to, is read from its start."""
+        found = os.stat(self._start.events)  # noqa: PTH116 - cheap, often
+        before, self._events_inode = self._events_inode, found.st_ino
+        if found.st_size < self._events_at or (before not in (None, found.st_ino) and self._events_at):
+            self._events.feed(self._events_redactor.flush())
+            self._events.begin_again()
+            self._events_at = 0
+        return found.st_size

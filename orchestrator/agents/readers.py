@@ -165,6 +165,11 @@ class EventsFile:
         for line in self._lines.feed(data):
             self._line(line)
 
+    def begin_again(self) -> None:
+        """Say that the file was written anew: what was read of it stays, and its lines come from the first one on."""
+        self.feed(b"\n")
+        self._findings.note("the events file was written anew instead of appended to: it was read from its start again")
+
     def close(self) -> Findings:
         """Return what is known, once nothing more comes."""
         for line in self._lines.close():
