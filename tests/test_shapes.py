@@ -38,7 +38,7 @@ TASK = (
 RUN = (
     "id task_id attempt status error_class cause message exit_code signal worker host started_at finished_at"
     " recorded_at duration_seconds result late usage {input_tokens output_tokens total_tokens cost_usd cost_source counter"
-    " complete} session transcript {bytes dropped_bytes replaced} notes workspace"
+    " complete} session transcript {bytes dropped_bytes replaced} notes workspace variables"
 )
 NOON = datetime(2030, 5, 1, 12, 0, tzinfo=timezone(timedelta(hours=2)))
 

@@ -111,11 +111,11 @@ class Start:
         """
         parts: list[str] = []
         named = False
-        code, _ = code_in(self.template) or (-1, False)
+        code, shell = code_in(self.template) or (-1, False)
         for at, part in enumerate(self.template):
             names = placeholders(part)
             named = named or "prompt" in names
-            if at == code and names:  # the plan has seen to it that it is a shell's
+            if at == code and shell and names:  # of another language the plan let only numbers in: id and attempt
                 parts.append(self._script(part, values)[0])
                 continue
             if "session" in names and not values["session"]:
