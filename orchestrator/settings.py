@@ -149,6 +149,8 @@ def _read(path: Path) -> dict[str, Any]:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as fault:
         raise InvalidInput(f"is not TOML: {fault}") from fault
+    except ValueError as fault:
+        raise InvalidInput("holds a number of more digits than can be read") from fault
     except RecursionError:
         raise InvalidInput("is nested too deeply") from None
     values: dict[str, Any] = {}

@@ -142,7 +142,12 @@ def test_toml_lines(faults: FindFaults) -> None:
 
 @pytest.mark.parametrize(
     ("text", "line", "says"),
-    [("a = 1\nb = \n", 2, "is not TOML"), ("a = 1\na = 2\n", 2, "is not TOML"), ('a = """\n\n', 3, "is not TOML")],
+    [
+        ("a = 1\nb = \n", 2, "is not TOML"),
+        ("a = 1\na = 2\n", 2, "is not TOML"),
+        ("a = 1\nb = " + "9" * 5000, 2, "holds a number of more digits"),
+        ('a = """\n\n', 3, "is not TOML"),
+    ],
 )
 def test_broken_toml(text: str, line: int, says: str, faults: FindFaults) -> None:
     """A syntax fault has its line."""

@@ -128,6 +128,7 @@ def test_heartbeat_of_more_than_half_a_lease_is_refused() -> None:
         ("heartbeat = 30", "conf.toml: heartbeat of 30 s is more than half"),
         ("x = \n", r"is not TOML: .*line 1"),
         ("x = " + "[" * 5000, "is nested too deeply|is not TOML"),
+        ("poll = " + "9" * 5000, "a number of more digits than can be read"),
     ],
 )
 def test_what_is_refused(text: str, says: str, tmp_path: Path) -> None:

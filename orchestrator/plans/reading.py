@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from datetime import date, datetime, time
@@ -61,6 +62,12 @@ def decoded(data: bytes) -> str:
 # -- TOML ---------------------------------------------------------------------------------------------------------------
 
 
+def _long_number(text: str) -> int:
+    """Return the line of the first row of digits that Python does not convert, 0 if there is none."""
+    found = re.search(rf"[0-9_]{{{sys.get_int_max_str_digits()},}}", text)
+    return text.count("\n", 0, found.start()) + 1 if found else 0
+
+
 def read_toml(text: str) -> Table:
     """Return the document as Tables, Rows and scalars; dates and times become their ISO text."""
     try:
@@ -70,6 +77,8 @@ def read_toml(text: str) -> Table:
         at_end = text.count("\n") + 1 if "end of document" in str(error) else 0
         message = re.sub(r" \(at .*\)$", "", str(error))
         raise Unreadable(int(found.group(1)) if found else at_end, f"is not TOML: {message}") from error
+    except ValueError:  # the one that is not of TOML's own kind
+        raise Unreadable(_long_number(text), "holds a number of more digits than can be read") from None
     except RecursionError:
         raise Unreadable(0, "is nested too deeply") from None
     lines = _toml_lines(text)
