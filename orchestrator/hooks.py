@@ -25,12 +25,13 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from orchestrator.domain.alerts import ORDER
 from orchestrator.domain.shapes import episode_json
 from orchestrator.domain.snapshot import Episode
+from orchestrator.domain.values import value
 from orchestrator.errors import InvalidInput, did_you_mean
 from orchestrator.settings import __version__
 
@@ -45,7 +46,7 @@ TIMESTAMP, SIGNATURE = "Orchestrator-Timestamp", "Orchestrator-Signature"
 _KEYS = ("command", "url", "url_env", "secret_env", "header_env", "kinds", "after", "timeout")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Hook:
     """One hook as it is configured; exactly one of ``command``, ``url``, ``url_env`` is set."""
 

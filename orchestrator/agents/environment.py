@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from orchestrator.domain.given import AgentDefinition
+from orchestrator.domain.values import value
 
 NESTING_MARKS = frozenset(
     {
@@ -65,7 +65,7 @@ def withheld(name: str, value: str) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Environment:
     """The part that is the same for every execution of an agent. ``missing``: secrets that the worker does not have."""
 

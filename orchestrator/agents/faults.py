@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 import traceback
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from types import TracebackType
 from typing import Any
@@ -17,6 +16,7 @@ from zoneinfo import ZoneInfo
 
 from orchestrator.agents.functions import AgentFault, Permanent, RateLimited, Transient, Unauthenticated
 from orchestrator.domain.outcome import Outcome
+from orchestrator.domain.values import value
 from orchestrator.domain.words import OutcomeClass
 
 MESSAGE_LIMIT = 2_000
@@ -24,7 +24,7 @@ MESSAGE_LIMIT = 2_000
 TRACEBACK_LIMIT = 4_000
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Fault:
     """A failure: its class, the finer cause, words for people, and when to come back if that was stated."""
 

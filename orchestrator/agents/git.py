@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.agents.environment import withheld
+from orchestrator.domain.values import value
 
 LIMIT = 600.0
 """Seconds that one call may take: a checkout of a large repository is slow."""
@@ -58,7 +58,7 @@ _PASSING = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Repository:
     """A repository as a directory leads to it. ``prefix``: the way from the top of its checkout to that directory.
 
@@ -73,7 +73,7 @@ class Repository:
     branch: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Changes:
     """What a worktree holds beyond its base: commits, files that no commit has, and whether any branch has its head."""
 

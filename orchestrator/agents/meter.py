@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from orchestrator.domain.outcome import Usage
+from orchestrator.domain.values import value
 
 DELTA: Final = "delta"
 PROCESS_TOTAL: Final = "process_total"
@@ -61,7 +62,7 @@ def _most(first: Amount, second: Amount) -> Amount:
     return Amount._make((b if a is None else a if b is None else max(a, b) for a, b in zip(first, second, strict=True)))
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Report:
     """One statement of usage by an agent. ``last`` belongs to ``mixed`` alone.
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from orchestrator.domain.given import AgentDefinition, Login
 from orchestrator.domain.outcome import Budget, Claim, Outcome, RetryPolicy, Usage
+from orchestrator.domain.values import value
 from orchestrator.domain.words import OutcomeClass
 
 LIMIT = "rate limit"
 """What an agent does that waits, by itself, until its provider lets it go on."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AgentDefaults:
     """What a task of this agent gets for whatever it leaves open; None falls through to the product's defaults.
 

@@ -29,6 +29,7 @@ from typing import Any
 from orchestrator.agents import git
 from orchestrator.agents.git import GitFailed
 from orchestrator.domain.outcome import Outcome
+from orchestrator.domain.values import value
 from orchestrator.domain.words import OutcomeClass
 
 MADE = ("temporary", "worktree")
@@ -412,7 +413,7 @@ def remove(folder: Path) -> None:
 # -- looking and tidying -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Found:
     """A folder below the root. ``record`` None: not made by us. ``keep``: why it must stay; None: it may go."""
 

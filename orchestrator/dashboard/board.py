@@ -8,7 +8,7 @@ lines out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
 from orchestrator.dashboard import panes, short
@@ -19,6 +19,7 @@ from orchestrator.dashboard.run_view import answer_command, cost_unknown
 from orchestrator.dashboard.text import cells
 from orchestrator.domain.alerts import ORDER
 from orchestrator.domain.snapshot import Alert, Count, Question, RunningTask, Snapshot, WorkerRow
+from orchestrator.domain.values import value
 
 QUIET = 60.0
 """Seconds without output after which a task counts as quiet."""
@@ -37,7 +38,7 @@ _HINTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Away:
     """Why there is no newer snapshot. ``slow``: reads time out; else the database cannot be reached."""
 

@@ -9,13 +9,14 @@ means no.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from orchestrator.dashboard.frame import Line, Look, plural
 from orchestrator.dashboard.keys import MOVES
 from orchestrator.dashboard.text import cells
 from orchestrator.domain.snapshot import Question
+from orchestrator.domain.values import value
 
 Target = int | str
 """What a row is about: a task's id, or an agent's name."""
@@ -35,7 +36,7 @@ CHOICES = 9
 """So many choices of a question can be struck; one that has more is answered by the command."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Subject:
     """What stood under the cursor. ``kind`` is what a task is on screens: running, failed, held, …
 
@@ -56,7 +57,7 @@ class Subject:
         return f"agent {self.agent}" if self.task_id is None else f"{self.task_id} {self.name}".rstrip()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Asked:
     """A change that waits for its yes. ``text`` is the answer, empty while it is still to be chosen."""
 
@@ -71,7 +72,7 @@ class Asked:
         return self.subject.question.choices[:CHOICES] if asks and self.subject.question else ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Page:
     """What is shown in place of the rows: ``show``, ``logs`` or ``why`` of a task, the ``tree``, or the ``keys``."""
 

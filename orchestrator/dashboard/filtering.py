@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from orchestrator.domain.snapshot import AgentRow, Alert, Failure, Question, RunningTask, Snapshot, WorkerRow
+from orchestrator.domain.values import value
 
 FIELDS = ("agent", "plan", "worker", "class")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Facts:
     """What a row can be found by: a text, and for each field its values."""
 

@@ -7,10 +7,10 @@ given), ``join`` (which columns fit), ``rule`` and ``bar``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from orchestrator.dashboard.text import ASCII_ELLIPSIS, ELLIPSIS, ascii_only, cells, clean, cut
+from orchestrator.domain.values import value
 
 NO_LIMIT = 1_000_000
 """The width of something that is no screen: nothing is cut."""
@@ -60,7 +60,7 @@ class Paint(Enum):
     COLOR = "color"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Look:
     """The place that is drawn on: cells, rows, whether it is ASCII only, and the keys that work there.
 
@@ -206,7 +206,7 @@ class Line:
         return f"Line({self.text!r})"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Column:
     """A column: its width in cells, its rank (the smaller joins first), and the gap before it.
 
@@ -223,7 +223,7 @@ class Column:
     most: int = NO_LIMIT
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Place:
     """Where a joined column stands."""
 

@@ -10,11 +10,11 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import IO
 
 from orchestrator.dashboard.frame import NO_LIMIT, SYMBOLS, Line, Look, Paint
 from orchestrator.dashboard.text import cells
+from orchestrator.domain.values import value
 
 _SIGNS = "".join(signs[0] for signs in SYMBOLS.values()) + "━╌─–…·▁█"
 
@@ -22,7 +22,7 @@ RELEASE = b"\x1b[?2026l\r\n\x1b[?25h"
 """What a region's terminal needs when there is no time for anything else: no open update, a new line, the cursor."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Terminal:
     """A stream judged: ``live`` may be redrawn, ``paint`` is for what is written once, ``ascii`` for what it can encode.
 

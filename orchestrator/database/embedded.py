@@ -31,7 +31,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -39,6 +38,7 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
+from orchestrator.domain.values import value
 from orchestrator.errors import Conflict, EmbeddedServerError
 
 NAME = "orchestrator"
@@ -98,7 +98,7 @@ def find_binaries(environ: Mapping[str, str] = os.environ) -> Path:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ServerStatus:
     """What ``status()`` found. ``version`` is the cluster's major version, None when there is no cluster yet."""
 
@@ -111,7 +111,7 @@ class ServerStatus:
     log: Path
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _User:
     """Whom the server runs as, when that is not ourselves."""
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import Any
 
 from orchestrator.domain.snapshot import AgentRow, Alert, Count, LockHold, RunningTask, Unserved, WorkerRow
+from orchestrator.domain.values import value
 from orchestrator.errors import InvalidInput, did_you_mean
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Thresholds:
     """From where on something is an alert: the table ``[alerts]`` of the settings. Lengths of time are in seconds.
 
@@ -45,12 +46,12 @@ class Thresholds:
         """Return the thresholds that ``[alerts]`` sets, defaults for the others. Raises InvalidInput."""
         values: dict[str, Any] = {}
         known = [each.name for each in fields(cls)]
-        for key, value in table.items():
+        for key, each in table.items():
             if key == "hooks":
                 continue
             if key not in known:
                 raise InvalidInput(f"unknown key 'alerts.{key}'{did_you_mean(key, [*known, 'hooks'])}")
-            values[key] = _kinds(value) if key == "off" else _number(key, value)
+            values[key] = _kinds(each) if key == "off" else _number(key, each)
         return cls(**values)
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
 from orchestrator.domain.storable import NAME_MAX, storable_text
+from orchestrator.domain.values import value
 from orchestrator.domain.words import TaskStatus
 from orchestrator.errors import InvalidInput
 
@@ -47,7 +47,7 @@ class Verdict(StrEnum):
     WITHDRAWN = "withdrawn"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ask:
     """A question with which an attempt ends; the task waits until it is answered.
 
@@ -74,7 +74,7 @@ APPROVAL = Ask("approval", "May it start?", QuestionKind.APPROVAL, choices=("yes
 """What is asked before the first attempt of a task that needs an approval."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Answered:
     """An answer as the attempts after it are told of it; ``attempt`` is the one that asked."""
 
@@ -173,7 +173,7 @@ def _cut(text: str, most: int) -> str:
 # -- what becomes of it ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Decision:
     """What a person's word does: the answer that the next attempt gets, and the status that it ends the task with.
 

@@ -7,14 +7,14 @@ timezone-aware, unknown is None, never 0.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from orchestrator.domain.snapshot import Count, LockHold, Question, WorkerRow
+from orchestrator.domain.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Deed:
     """The last time that a person did a thing to a task or an agent."""
 
@@ -24,7 +24,7 @@ class Deed:
     until: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BreakerFacts:
     """The open breaker of an agent: the provider refuses it. ``login``: a probe has confirmed that a login is needed.
 
@@ -39,7 +39,7 @@ class BreakerFacts:
     probed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WorkerFacts:
     """A worker that knows a task's agent, or that runs the task. ``plan``: it takes the tasks of this plan only.
 
@@ -56,7 +56,7 @@ class WorkerFacts:
     plan: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Relative:
     """Another task that matters: a parent, or the root of a chain of parents."""
 
@@ -72,7 +72,7 @@ class Relative:
         return self.name or self.title or self.agent
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Held:
     """What keeps a task out because others run: its concurrency key or its directory, and who has it.
 
@@ -85,7 +85,7 @@ class Held:
     tasks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskFacts:
     """All that bears on whether a task runs.
 
@@ -134,7 +134,7 @@ class TaskFacts:
     question: Question | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reason:
     """Why something is as it is. ``reason`` is the code, ``number`` what it is about, ``unit`` what the number counts.
 
@@ -150,7 +150,7 @@ class Reason:
     until: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Diagnosis:
     """The answer of ``why``: verdict, reasons with the binding one first, and what was checked and is not the cause.
 
@@ -167,7 +167,7 @@ class Diagnosis:
     next: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SessionFacts:
     """A session, prepared transaction or replication slot that is in the way; ``seconds``: for how long."""
 
@@ -177,7 +177,7 @@ class SessionFacts:
     bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DatabaseFacts:
     """What ``doctor`` reads of a database.
 
@@ -207,7 +207,7 @@ class DatabaseFacts:
     heard: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class QueueFacts:
     """What ``doctor`` reads of the queue's own tables, once the schema is there.
 
@@ -225,7 +225,7 @@ class QueueFacts:
     bloated: tuple[tuple[str, int, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Check:
     """One check of ``doctor``. ``state``: ok, warning or error; ``remedy`` says what to do about it."""
 

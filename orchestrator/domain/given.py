@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
 from orchestrator.domain.outcome import Budget, RetryPolicy
+from orchestrator.domain.values import value
 from orchestrator.domain.words import OnLimit
 from orchestrator.errors import InvalidInput
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NewTask:
     """A task to be made. None means: left open, filled at the first claim from the agent or the defaults.
 
@@ -46,7 +47,7 @@ class NewTask:
     traceparent: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Login:
     """An account that agents share: what one of them is refused, all of them are.
 
@@ -62,7 +63,7 @@ class Login:
     variable: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AgentDefinition:
     """An agent as ``orchestrator.toml`` or a plan defines it; exactly one of command, python, http, acp, plugin is set.
 

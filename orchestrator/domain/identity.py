@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from orchestrator.domain.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Identity:
     """One process. ``liveness.identity()`` makes it; None is what the system does not tell.
 

@@ -6,7 +6,7 @@ Frozen, without I/O and without SQLAlchemy: agents and the worker know these and
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -23,7 +23,7 @@ def traceparent(text: str | None) -> str | None:
     return text if text is not None and _TRACEPARENT.fullmatch(text) else None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RetryPolicy:
     """Seconds before the next attempt: exponential with full jitter between 0 and min(max, initial × factor ** n)."""
 
@@ -32,7 +32,7 @@ class RetryPolicy:
     max: float = 600.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Budget:
     """Limits of a task; None is no limit. Seconds count for each attempt, the others over all attempts of a task."""
 
@@ -43,7 +43,7 @@ class Budget:
     on_limit: OnLimit = OnLimit.FAIL
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Usage:
     """What one attempt used, as far as known; None is unknown, never 0.
 
@@ -66,7 +66,7 @@ class Usage:
     cached_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TranscriptSize:
     """Bytes that the agent wrote, bytes left out of what is kept, and whether forbidden bytes were replaced."""
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, NamedTuple
 
+from orchestrator.domain.values import value
 from orchestrator.errors import InvalidInput, did_you_mean
 
 DAY = 86_400.0
@@ -36,7 +37,7 @@ class Rule(NamedTuple):
     older_than: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Retention:
     """How long what has ended is kept, in seconds since it ended; None: until somebody prunes it.
 
@@ -63,10 +64,10 @@ class Retention:
         """Return what ``[retention]`` sets; ``"never"`` keeps for good. Raises InvalidInput."""
         known = [each.name for each in fields(cls)]
         values: dict[str, float | None] = {}
-        for key, value in table.items():
+        for key, each in table.items():
             if key not in known:
                 raise InvalidInput(f"unknown key 'retention.{key}'{did_you_mean(key, known)}")
-            values[key] = _seconds(key, value)
+            values[key] = _seconds(key, each)
         return cls(**values)  # type: ignore[arg-type]
 
     def rules(self) -> list[Rule]:

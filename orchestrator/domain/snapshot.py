@@ -8,15 +8,15 @@ them harmless.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 
 from orchestrator.domain.outcome import Budget
+from orchestrator.domain.values import value
 
 UNLIMITED = Budget()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Count:
     """A number of rows. ``capped``: the counting stopped at ``n``, there may be more."""
 
@@ -24,7 +24,7 @@ class Count:
     capped: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Spend:
     """What a task has used over all its attempts. ``*_partial``: at least this much, a part of it is unknown."""
 
@@ -35,7 +35,7 @@ class Spend:
     usd_partial: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ServerInfo:
     """Which database this is. ``host`` is a socket directory or ``embedded`` where there is no host name."""
 
@@ -47,7 +47,7 @@ class ServerInfo:
     schema: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WorkerRow:
     """A worker that is not dead. ``state``: empty (well), ``silent``, ``draining`` or ``stopping``.
 
@@ -72,7 +72,7 @@ class WorkerRow:
     clock_ahead: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunningTask:
     """A task that runs now. ``percent`` and ``last_output`` are what it said last; ``stopping`` is how its end goes on.
 
@@ -102,7 +102,7 @@ class RunningTask:
     activity_since: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Unserved:
     """Ready tasks of an agent that no live worker takes. ``plan``: whose file defines the agent; None: the configuration."""
 
@@ -112,7 +112,7 @@ class Unserved:
     local: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AgentRow:
     """An agent as the queue sees it.
 
@@ -145,7 +145,7 @@ class AgentRow:
     state_since: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Alert:
     """Something that a person should look at.
 
@@ -166,7 +166,7 @@ class Alert:
     plan: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Episode:
     """One alert from when it was first seen until it was gone. ``ended_at`` is None while it goes on."""
 
@@ -176,7 +176,7 @@ class Episode:
     ended_at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Question:
     """What a task waits to hear from a person. ``kind``: ask, approval or budget."""
 
@@ -192,7 +192,7 @@ class Question:
     default: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Failure:
     """A task that ended as failed."""
 
@@ -209,7 +209,7 @@ class Failure:
     retry_count: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Minute:
     """One minute of all workers together. ``unknown_cost`` counts the runs whose cost nobody knows."""
 
@@ -220,7 +220,7 @@ class Minute:
     unknown_cost: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LockHold:
     """How long claims held their row locks, in milliseconds, over the last hour."""
 
@@ -230,7 +230,7 @@ class LockHold:
     count: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Snapshot:
     """The queue at one instant, from bounded reads.
 
@@ -263,7 +263,7 @@ class Snapshot:
     read_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskError:
     """Why a task, or its last attempt, did not end well."""
 
@@ -272,7 +272,7 @@ class TaskError:
     message: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PlanTask:
     """A task of a plan, as the view and the summary of ``run`` show it.
 
@@ -309,7 +309,7 @@ class PlanTask:
     here: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunEvent:
     """One change of state in a ``run``, as a line that stays.
 
@@ -335,7 +335,7 @@ class RunEvent:
     question: Question | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunView:
     """A plan that is being worked here.
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from orchestrator.domain.given import AgentDefinition, NewTask
 from orchestrator.domain.storable import NAME_MAX, check_text
+from orchestrator.domain.values import value
 from orchestrator.errors import InvalidInput, InvalidPlan, UnknownAgent, did_you_mean
 from orchestrator.plans.agents import (
     agent_definition,
@@ -56,7 +57,7 @@ SHOWN_FAULTS = 20
 _ELSEWHERE = {"task": "tasks", "name": "plan", "agent": "agents", "title": "plan"}
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Plan:
     """A plan that was read and is free of faults.
 

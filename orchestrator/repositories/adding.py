@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
@@ -39,6 +38,7 @@ from orchestrator.domain.entities import Dependency, Task, table
 from orchestrator.domain.given import NewTask
 from orchestrator.domain.outcome import traceparent
 from orchestrator.domain.storable import NAME_MAX, TITLE_MAX, check_json, check_text
+from orchestrator.domain.values import value
 from orchestrator.domain.words import ENDED, LIVE, OutcomeClass, TaskStatus
 from orchestrator.errors import Conflict, InvalidInput, NotFound
 from orchestrator.repositories import CallerSession
@@ -58,7 +58,7 @@ LOCKED_KEYS = 100
 """Up to so many unique keys in one call are locked before they are looked up; more would fill the lock table."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Added:
     """A task that was made, or the live one that already has its unique key (``created`` is False)."""
 
@@ -111,9 +111,9 @@ def check_task(task: NewTask) -> None:
     for field in ("params", "tags"):
         if not isinstance(getattr(task, field) or {}, Mapping):
             raise InvalidInput(f"{field}: expected names and values, found {getattr(task, field)!r}")
-    for key, value in (task.tags or {}).items():
+    for key, each in (task.tags or {}).items():
         check_text("tags", key, NAME_MAX)
-        check_text(f"tags.{key}", value, TITLE_MAX)
+        check_text(f"tags.{key}", each, TITLE_MAX)
     check_text("dir", task.dir)
     if task.traceparent is not None and traceparent(task.traceparent) is None:
         raise InvalidInput(f"traceparent: expected a W3C trace context, found {task.traceparent!r:.100}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +12,7 @@ from sqlalchemy.orm import sessionmaker
 from orchestrator.domain.entities import AgentState, ConcurrencyLimit, Task
 from orchestrator.domain.shapes import time_json
 from orchestrator.domain.storable import NAME_MAX, check_text
+from orchestrator.domain.values import value
 from orchestrator.errors import InvalidInput
 from orchestrator.repositories.audit import note
 from orchestrator.repositories.bounded import bounded
@@ -23,7 +23,7 @@ AT_ONCE = 1_000
 """Tasks that had been refused and become due when a person closes a breaker; the others come when their time has come."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Resumed:
     """What ``resume`` undid; it is true when that was anything."""
 

@@ -7,7 +7,6 @@ episode by whoever takes its row first: for as long as that may need, the row is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -16,6 +15,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from orchestrator.domain.alerts import DEFAULTS, Thresholds
 from orchestrator.domain.snapshot import Alert, Episode
+from orchestrator.domain.values import value
 from orchestrator.repositories import overview
 from orchestrator.repositories.bounded import bounded
 
@@ -27,7 +27,7 @@ TEXT = 500
 RUNNING = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Wish:
     """What a hook wants to hear: of *kinds* (None: all), once an episode has gone on for *after* seconds."""
 
@@ -36,7 +36,7 @@ class Wish:
     after: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Looked:
     """The episodes that one look began and ended."""
 
@@ -44,7 +44,7 @@ class Looked:
     ended: tuple[Episode, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Telling:
     """What is to be told to *hook* now: that *episode* has ``begun`` or ``ended``. ``failures``: times that it was not heard."""
 
@@ -55,7 +55,7 @@ class Telling:
     failures: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HookState:
     """How a hook does: what waits to be told to it, what was given up, and the last error (without secrets)."""
 

@@ -7,7 +7,6 @@ not look at it: a worker leaves the agents behind an open breaker out of what it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -18,13 +17,14 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from orchestrator.domain.entities import Breaker
 from orchestrator.domain.settle import LONGEST_RESET, believed, limited_wait
+from orchestrator.domain.values import value
 from orchestrator.domain.words import OutcomeClass
 
 LONGEST_LOGIN_WAIT = 60.0
 """Seconds between two probes of a login that is refused, at most: a person who has logged in does not wait for long."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Refusal:
     """An attempt that the provider refused. ``probe``: it was the one that asked whether it would be refused again."""
 
@@ -38,7 +38,7 @@ class Refusal:
     probe: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OpenBreaker:
     """A breaker as workers see it. ``seconds`` until a probe may start, 0 when it may; ``probed``: one is on its way."""
 

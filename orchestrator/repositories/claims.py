@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +12,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from orchestrator.domain.entities import Task
 from orchestrator.domain.outcome import Budget, Claim, RetryPolicy, traceparent
+from orchestrator.domain.values import value
 from orchestrator.domain.words import OnLimit
 from orchestrator.repositories.keys import Directory
 
@@ -22,7 +23,7 @@ DEFAULT_RETRY = RetryPolicy()
 DEFAULT_MAX_RETRIES = 2
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Known:
     """An agent that a worker knows, with what it gives to tasks that left it open. One route of the claim."""
 
@@ -39,7 +40,7 @@ class Known:
         return self.agent if self.definition is None else f"{self.agent}{ROUTE_SEPARATOR}{self.definition}"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Claimed:
     """What one claim took, and what it cost: seconds that FOR UPDATE was held, and whether the worker still lives.
 
@@ -52,7 +53,7 @@ class Claimed:
     keys: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Look:
     """What a worker's agents could claim, by the claim's indexes: any task at all, one with a key, one that was lost.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -36,6 +35,7 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.orm import sessionmaker
 
 from orchestrator.domain.entities import RunEvent, Task
+from orchestrator.domain.values import value
 from orchestrator.domain.words import TaskStatus
 
 TAIL_SEQ = 2**31 - 1
@@ -85,7 +85,7 @@ class LiveRow(NamedTuple):
     """A JSON object: where the attempt works."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Event:
     """A piece of a transcript as it is read. ``kind`` ``dropped`` stands where ``bytes`` bytes were left out."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from sqlalchemy import ARRAY, BigInteger, ColumnElement, Select, Text, any_, literal, or_, select, text, union_all
 
 from orchestrator.domain.entities import Plan, Task
 from orchestrator.domain.storable import check_text
+from orchestrator.domain.values import value
 from orchestrator.domain.words import TaskStatus
 from orchestrator.errors import InvalidInput, did_you_mean
 
@@ -20,7 +21,7 @@ SEARCH_MAX = 1_000
 """Longest text to search for, in characters."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskFilter:
     """Conditions that all have to hold; what is left empty does not count.
 
@@ -50,9 +51,9 @@ class TaskFilter:
                 raise InvalidInput(f"{id_} is not the id of a task")
         for agent in self.agents:
             check_text("agent", agent)
-        for key, value in self.tags.items():
+        for key, each in self.tags.items():
             check_text("tag", key)
-            check_text(f"tag {key}", value)
+            check_text(f"tag {key}", each)
         check_text("plan", self.plan)
         check_text("search", self.search, SEARCH_MAX)
         return self

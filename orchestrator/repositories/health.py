@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -23,6 +22,7 @@ from orchestrator.domain.alerts import DEFAULTS, Thresholds
 from orchestrator.domain.diagnosis import DatabaseFacts, QueueFacts, SessionFacts
 from orchestrator.domain.entities import Base, WorkerRow
 from orchestrator.domain.snapshot import AgentRow, Alert
+from orchestrator.domain.values import value
 from orchestrator.errors import InvalidInput
 from orchestrator.repositories import overview
 from orchestrator.repositories.bounded import bounded
@@ -53,7 +53,7 @@ SETTINGS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AgentHour:
     """What ended of one agent in the last hour."""
 
@@ -65,7 +65,7 @@ class AgentHour:
     unknown_cost: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class QueueNumbers:
     """What ``metrics`` tells of the queue.
 

@@ -36,6 +36,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from orchestrator.database.transient import classify, unavailable
 from orchestrator.domain.entities import Dependency, Task
 from orchestrator.domain.storable import check_text
+from orchestrator.domain.values import value
 from orchestrator.domain.words import ENDED, LIVE, OutcomeClass, TaskStatus
 from orchestrator.errors import Conflict, InvalidInput, NotFound
 from orchestrator.repositories.adding import lock_keys
@@ -61,7 +62,7 @@ T = TypeVar("T")
 _NO_SYNC = {"synchronize_session": False}
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Skipped:
     """A task that was left as it is, and why."""
 

@@ -8,7 +8,7 @@ transaction, under the lock of the plan's row: two submissions of one plan come 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from sqlalchemy import Engine, any_, func, literal, select, update
 from sqlalchemy.dialects.postgresql import ARRAY, insert
@@ -17,6 +17,7 @@ from sqlalchemy.types import BigInteger
 
 from orchestrator.domain.entities import Plan, Task, table
 from orchestrator.domain.given import NewTask
+from orchestrator.domain.values import value
 from orchestrator.domain.words import ENDED, OutcomeClass, TaskStatus
 from orchestrator.errors import NotFound
 from orchestrator.repositories.adding import Added, check_task, insert_tasks, ready_agents
@@ -24,7 +25,7 @@ from orchestrator.repositories.asking import withdraw
 from orchestrator.repositories.settling import close_families
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Submitted:
     """What a submission did. ``tasks`` are in the plan's order; ``removed`` are ids that the plan no longer names."""
 
@@ -36,7 +37,7 @@ class Submitted:
     wake: set[str] = field(default_factory=set)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Known:
     id: int
     name: str | None

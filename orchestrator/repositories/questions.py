@@ -20,6 +20,7 @@ from orchestrator.domain.entities import QuestionRow, Task
 from orchestrator.domain.shapes import question_json
 from orchestrator.domain.snapshot import Count, Question
 from orchestrator.domain.storable import NAME_MAX, check_text
+from orchestrator.domain.values import value
 from orchestrator.domain.words import OutcomeClass, TaskStatus
 from orchestrator.errors import Conflict, InvalidInput, NotFound, OrchestratorError
 from orchestrator.repositories.asking import withdraw
@@ -207,7 +208,7 @@ class QuestionRepository:
             return [question_json(*row) for row in session.execute(statement)]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Said:
     """A word that was said, and by whom."""
 

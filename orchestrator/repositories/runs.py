@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -64,7 +64,7 @@ class Recorded:
     at: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Batch:
     """The records of one group commit, in the order given, and the agents that may have work now."""
 

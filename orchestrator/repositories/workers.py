@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -21,11 +20,12 @@ from sqlalchemy.types import Uuid
 
 from orchestrator.domain.entities import Task, WorkerRow
 from orchestrator.domain.identity import Identity
+from orchestrator.domain.values import value
 from orchestrator.domain.words import TaskStatus
 from orchestrator.errors import Conflict, NotFound
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Renewal:
     """The answer to a renewal: False means that this worker was declared dead, or never existed here."""
 
@@ -33,7 +33,7 @@ class Renewal:
     draining: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Neighbour:
     """A worker row of the same host, boot and PID namespace: its process can be looked at directly."""
 

@@ -10,9 +10,9 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from orchestrator.domain.values import value
 from orchestrator.errors import InvalidInput
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ Page = Callable[[], tuple[int, str, str]]
 """Status, content type and text of an answer."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Health:
     """What a probe hears. ``fault``: only a new process helps. ``wait``: why no work is taken now, which passes."""
 

@@ -13,13 +13,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from orchestrator.agents.protocol import LIMIT, Agent, Stop
 from orchestrator.domain.checkpoints import Room
 from orchestrator.domain.outcome import Claim, Outcome, Usage
 from orchestrator.domain.storable import storable_json, storable_text
+from orchestrator.domain.values import value
 from orchestrator.domain.words import WILL_NOT_STOP, OutcomeClass
 from orchestrator.errors import ClaimLost, InvalidInput, OrchestratorError
 from orchestrator.liveness import boot_clock
@@ -69,7 +70,7 @@ class Observer:
         """The process ends at once. May be in a signal handler: only what is safe there."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Watched:
     """One running attempt as a live view shows it. ``seconds`` since its claim came in."""
 
