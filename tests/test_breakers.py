@@ -239,9 +239,11 @@ def test_another_worker_claims_nothing_behind_an_open_breaker(
     worker = Worker(orc, [FakeAgent(), FakeAgent("b")], 4)
     with Working(worker):
         wait_until(lambda: worker._gates._shut)
+        add(engine, 1, agent="b")
+        wait_until(lambda: statuses(engine) == {"done": 1})  # a claim that had begun before it knew is over
         add(engine, 5)
         add(engine, 1, agent="b")
-        wait_until(lambda: statuses(engine).get("done"))
+        wait_until(lambda: statuses(engine).get("done") == 2)
     assert query(engine, "SELECT DISTINCT t.agent FROM runs r JOIN tasks t ON t.id = r.task_id") == [("b",)]
 
 
