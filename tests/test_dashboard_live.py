@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
@@ -30,6 +31,7 @@ from orchestrator.dashboard.terminal import Screen, examine, look_for, size
 from orchestrator.dashboard.text import cells
 from orchestrator.domain.snapshot import Count, PlanTask, Question, RunEvent, RunningTask, RunView, ServerInfo, Snapshot
 from orchestrator.errors import DatabaseUnavailable
+from tests.conftest import WaitUntil
 
 NOW = datetime.now().astimezone()
 ROOT = Path(__file__).resolve().parent.parent
@@ -275,6 +277,26 @@ def test_run_live_asks_at_the_terminal(typed: str, answer: str | None) -> None:
     assert "Drop\\x1b[2J it?" in stream.getvalue()
 
 
+def test_a_question_at_the_terminal_is_told_again_after_a_stop(wait_until: WaitUntil) -> None:
+    """Who comes back with fg sees what is waited for."""
+    stream = Terminal()
+    mine, others = os.pipe()
+    with os.fdopen(mine) as stdin, os.fdopen(others, "w") as typed:
+        live = RunLive(stream, view, Paint.NONE, stdin=stdin)
+        live.start()
+        asking = threading.Thread(target=live.ask, args=[Question(9, "Drop it?", choices=("drop", "keep it"))])
+        asking.start()
+        wait_until(lambda: stream.getvalue().count("answer: ") == 1)
+        signal.raise_signal(signal.SIGCONT)
+        wait_until(lambda: stream.getvalue().count("answer: ") == 2)
+        assert stream.getvalue().count("[2] keep it") == 2
+        typed.write("1\n")
+        typed.flush()
+        asking.join(10)
+        live.stop()
+    assert not asking.is_alive()
+
+
 def test_no_terminal_no_escape_code() -> None:
     """In a pipe the run writes plain lines, flushed, without any escape code."""
     stream = io.StringIO()
@@ -335,6 +357,7 @@ sys.path.insert(0, {root!r})
 from tests.test_dashboard_live import a_snapshot
 from orchestrator.dashboard.board_live import board_live
 from orchestrator.errors import DatabaseUnavailable
+from tests.conftest import WaitUntil
 from pathlib import Path
 count = 0
 def read():

@@ -182,6 +182,7 @@ class RunLive:
         self._ended = False
         self._paused = False
         self._suspended = False
+        self._asked: str | None = None
         pages = (desk.pages | {"tree"}) if desk is not None else {"tree"}
         controls = Controls(desk.deeds if desk is not None else (), pages)
         self._keyboard = Keyboard(controls, desk, self._inbox.put, reason_of)
@@ -247,7 +248,8 @@ class RunLive:
             lines = [Line(look).symbol("waiting").add(f" {question.task_id} ").fill(question.text, look.width - 14)]
             for n, choice in enumerate(question.choices, 1):
                 lines.append(look.line(f"  [{n}] ").fill(choice, look.width - 6))
-            self._stream.write("".join(f"{line.trimmed().text}\n" for line in lines) + "answer: ")
+            self._asked = "".join(f"{line.trimmed().text}\n" for line in lines) + "answer: "
+            self._stream.write(self._asked)
             self._stream.flush()
             stdin = self._stdin or sys.stdin
             if gone is not None and not _wait_for_line(stdin, gone):
@@ -257,6 +259,7 @@ class RunLive:
         except (OSError, ValueError):
             return None
         finally:
+            self._asked = None
             self._paused = False
             self.changed()
         if not typed:
@@ -304,6 +307,9 @@ class RunLive:
             self._suspended = False
             if not self._paused:
                 self._keyboard.take()
+            elif self._asked is not None:  # the shell has written over it, and it still waits for a line
+                self._stream.write(self._asked)
+                self._stream.flush()
             self._screen.redraw()
         elif what == "redraw":
             self._screen.redraw()
