@@ -206,6 +206,9 @@ def test_ascii_where_the_encoding_or_the_user_says_so() -> None:
     assert not examine(utf8, environ={}).ascii
     assert examine(utf8, environ={"ORCHESTRATOR_ASCII": "1"}).ascii
     assert not examine(utf8, environ={"ORCHESTRATOR_ASCII": "0"}).ascii
+    assert examine(Terminal(), environ={"LC_ALL": "C"}).ascii
+    assert not examine(Terminal(), environ={"LC_ALL": "C", "ORCHESTRATOR_ASCII": "0"}).ascii
+    assert not examine(utf8, environ={"LC_ALL": "C"}).ascii
 
 
 def test_sizes_without_a_terminal() -> None:

@@ -55,8 +55,11 @@ def examine(stream: IO[str] | None, *, plain: bool = False, environ: Mapping[str
 
 
 def _ascii(stream: IO[str] | None, environ: Mapping[str, str]) -> bool:
-    if environ.get("ORCHESTRATOR_ASCII", "") not in ("", "0"):
+    wish = environ.get("ORCHESTRATOR_ASCII", "")
+    if wish not in ("", "0"):
         return True
+    if not wish and is_terminal(stream) and environ.get("LC_ALL") in ("C", "POSIX"):
+        return True  # Python writes UTF-8 all the same; who set this has a terminal that shows none
     try:
         _SIGNS.encode(getattr(stream, "encoding", None) or "utf-8")
     except (UnicodeEncodeError, LookupError):
