@@ -682,7 +682,10 @@ class Orchestrator:
         """
         from orchestrator.agents.workspaces import survey
 
-        return survey(self.reading.workspaces, remove=remove, older_than=older_than, force=force, abandoned=abandoned)
+        def stays(records: list[tuple[str, int, int, str]]) -> dict[str, str | None]:
+            return transient(lambda: self.reading.workspaces(records), give_up_after=0)
+
+        return survey(stays, remove=remove, older_than=older_than, force=force, abandoned=abandoned)
 
     def idle(self, agents: Sequence[Known], plan_id: int | None = None) -> bool:
         """Whether no task of *agents* runs anywhere, is due, or waits for a retry."""

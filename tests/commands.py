@@ -112,8 +112,9 @@ class Cli:
 
 
 def environment(url: str | None, **more: str) -> dict[str, str]:
-    """The environment of a real process of the command line."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("ORCHESTRATOR_")}
+    """The environment of a real process of the command line: nothing of ours but the home of this test run."""
+    home = "ORCHESTRATOR_HOME"
+    env = {name: text for name, text in os.environ.items() if name == home or not name.startswith("ORCHESTRATOR_")}
     env |= {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
     if url is not None:
         env["ORCHESTRATOR_DATABASE_URL"] = url

@@ -22,10 +22,12 @@ from orchestrator.agents.workspaces import Record, look, read_record, root, tidy
 from orchestrator.domain.given import AgentDefinition
 from orchestrator.domain.outcome import Outcome
 from orchestrator.domain.words import OutcomeClass
+from orchestrator.errors import DatabaseUnavailable
+from orchestrator.worker.loop import Worker
 from tests.commands import Cli
 from tests.making import BROKEN, Making
 from tests.running import Heard, a_claim, execute
-from tests.working import orchestrator
+from tests.working import FakeAgent, orchestrator
 
 
 @pytest.fixture(autouse=True)
@@ -562,3 +564,20 @@ def test_a_worker_removes_what_killed_ones_left(database_url: str, engine: Engin
         found = {each.folder: each.keep for each in orc.workspaces(remove=True, abandoned=True)}
     assert found == {names[0]: None, names[1]: "1 uncommitted file"}
     assert folders() == [names[1]]
+
+
+def test_workspaces_without_the_database(database_url: str, engine: Engine) -> None:
+    """What lies here is then nobody's to judge: the error is the one that people know, and a worker's start goes on."""
+    made = Making.on(engine)
+    made.add("gone")
+    (claim,) = made.claim(1, "gone")
+    execute(agent("exit 1", workspace="temporary"), replace(claim, agent="coder"))
+    (folder,) = folders()
+    record = read_record(folder)
+    assert record is not None
+    workspaces.write_record(folder, replace(record, ended=None))
+    with orchestrator("postgresql://nobody@127.0.0.1:1/nothing") as orc:
+        with pytest.raises(DatabaseUnavailable):
+            orc.workspaces(remove=True)
+        Worker(orc, [FakeAgent()])._tidy()
+    assert folders() == [folder]
