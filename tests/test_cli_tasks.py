@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
+from sqlalchemy.orm import Session
 
 from tests.commands import CONTROL, Cli, process, strict
 from tests.making import BROKEN, CRASHED, DONE, Making
@@ -515,6 +517,27 @@ def test_prune_removes_what_is_old(cli: Cli, making: Making) -> None:
     assert (tried["dry_run"], tried["rows"]["tasks"]) == (True, 1)
     assert cli("prune", "--older-than", "30d").out.startswith("removed: runs 1, tasks 1, about")
     assert [task["id"] for task in cli("list", "--json").json["tasks"]] == [live]
+
+
+def test_a_prune_that_is_interrupted_says_what_it_removed(
+    cli: Cli, making: Making, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C lets the batch come to its end: what went is told and in the audit trail; exit code 130."""
+    monkeypatch.setattr("orchestrator.repositories.retention.BATCH", 2)
+    old = [making.add() for _ in range(5)]
+    for task in old:
+        making.run(task)
+    making.query("UPDATE tasks SET finished_at = finished_at - interval '40 days'")
+
+    def interrupt(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    event.listen(Session, "after_commit", interrupt, once=True)
+    said = cli("prune", "--older-than", "30d", code=130)
+    assert said.out.startswith("removed: runs 2, tasks 2, about")
+    assert "interrupted: the rest is still there; run it again" in said.err
+    assert making.query("SELECT details -> 'rows' ->> 'tasks' AS gone FROM audit WHERE action = 'prune'") == [("2",)]
+    assert len(cli("list", "--json").json["tasks"]) == 3
 
 
 # -- the whole queue ---------------------------------------------------------------------------------------------------

@@ -5,7 +5,10 @@ Tasks are named by ids or by the filters of ``list``; what is done goes to the a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +27,8 @@ from orchestrator.cli.options import (
     YesOption,
 )
 from orchestrator.errors import Conflict, InvalidInput
+
+INTERRUPTED = 130
 
 if TYPE_CHECKING:
     from orchestrator.repositories.filters import TaskFilter
@@ -432,8 +437,10 @@ def prune(
         chosen["kinds"] = options.several(kind)
     if agent or plan is not None or tag or search:
         chosen["only"] = options.wanted(agent=agent, plan=plan, tag=tag, search=search)
-    with own.open() as orchestrator:
-        pruned = orchestrator.retention.prune(span, dry_run=dry_run, actor=options.actor(), reason=reason, **chosen)
+    with own.open() as orchestrator, _interruptible() as interrupted:
+        pruned = orchestrator.retention.prune(
+            span, dry_run=dry_run, actor=options.actor(), reason=reason, stop=interrupted.is_set, **chosen
+        )
     rows = {name: number for name, number in pruned.rows.items() if number}
     if as_json:
         printing.document(
@@ -443,8 +450,11 @@ def prune(
                 "rows": pruned.rows,
                 "bytes": pruned.bytes,
                 "kept": pruned.kept,
+                "interrupted": pruned.interrupted,
             }
         )
+        if pruned.interrupted:
+            raise typer.Exit(INTERRUPTED)
         return
     from orchestrator.dashboard import short
 
@@ -453,6 +463,28 @@ def prune(
     printing.text(f"{would}: {counted}" + (f", about {short.size(pruned.bytes)}" if pruned.bytes else ""))
     if pruned.kept:
         printing.note(f"{pruned.kept:,} old tasks stay because live tasks need them")
+    if pruned.interrupted:
+        printing.note("interrupted: the rest is still there; run it again")
+        raise typer.Exit(INTERRUPTED)
+
+
+@contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C sets, so that a batch comes to its end; the second one is as ever."""
+    asked = threading.Event()
+
+    def ask(_number: int, _frame: object) -> None:
+        asked.set()
+        signal.signal(signal.SIGINT, before)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _check_known(own: state.State, orchestrator: Orchestrator, names: Sequence[str]) -> None:
