@@ -163,6 +163,21 @@ def test_after_sigkill_of_the_server(prepared: EmbeddedServer) -> None:
         assert connection.execute("SELECT count(*) FROM kept").fetchone() == (0,)
 
 
+def test_a_server_that_ends_as_it_is_found(
+    prepared: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
+) -> None:
+    """Killed a moment ago it still looked alive, and then answers nobody: it is started anew."""
+    url = prepared.start()
+    pid = prepared.status().pid
+    kill(prepared)
+    wait_until(lambda: prepared.status().pid is None)
+    looks = iter([pid])
+    look = EmbeddedServer._pid
+    monkeypatch.setattr(EmbeddedServer, "_pid", lambda self: next(looks, None) or look(self))
+    assert prepared.start() == url
+    assert answers(url)
+
+
 @pytest.fixture
 def identity(prepared: EmbeddedServer) -> dict[str, int]:
     """Popen's arguments for a process of the user that the server runs as; only such a one misleads PostgreSQL."""

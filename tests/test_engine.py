@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -222,6 +223,26 @@ def test_a_client_that_vanished_in_mid_transaction_keeps_no_lock(
             raw.autocommit = True
             assert raw.execute("SHOW idle_in_transaction_session_timeout").fetchone() == ("0",)
         vanished.dispose()
+
+
+def test_a_line_that_was_lost_within_a_pipeline_is_not_spoken_to(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The driver may leave a dead connection in pipeline mode, where not even ROLLBACK can be said: it is dropped."""
+
+    def lost(cursor: psycopg.Cursor[Any], *_: object, **__: object) -> None:
+        cursor.connection.pgconn.enter_pipeline_mode()
+        raise psycopg.OperationalError("cannot exit pipeline mode while busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.dialect, "do_executemany", lost)
+        with pytest.raises(DBAPIError) as caught, engine.begin() as connection:
+            connection.execute(text("SELECT CAST(:n AS int)"), [{"n": 1}, {"n": 2}])
+    assert caught.value.connection_invalidated
+    assert classify(caught.value) == "connection"
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT 1")) == 1
+    assert caplog.records == []
 
 
 @pytest.mark.real

@@ -162,24 +162,34 @@ class EmbeddedServer:
         """
         user = self._server_user()
         with self._lock(user):
-            if self._pid() is None:
-                binaries = self._usable_binaries(user)
-                version = self._version(binaries, user)
-                self._own(self.sock, user)
-                self._remove_leftovers()
-                if not (self.data / "PG_VERSION").exists():
-                    self._initialise(binaries, version, user)
-                found = (self.data / "PG_VERSION").read_text().strip()
-                if found != str(version):
-                    raise EmbeddedServerError(
-                        f"the embedded data in {self.data} is of PostgreSQL {found}, the installed binaries are "
-                        f"PostgreSQL {version}",
-                        hint=f"install binaries of PostgreSQL {found} (or name them by ORCHESTRATOR_PG_BINDIR), dump "
-                        "the data with pg_dump and load it into a new home",
-                    )
-                self._launch(binaries, user)
-            self._ensure_database()
+            ran = self._pid() is not None
+            if not ran:
+                self._start_anew(user)
+            try:
+                self._ensure_database()
+            except EmbeddedServerError:
+                if not ran or self._pid() is not None:
+                    raise
+                self._start_anew(user)  # it had been killed, and was about to end when it was found
+                self._ensure_database()
         return self.url()
+
+    def _start_anew(self, user: _User | None) -> None:
+        binaries = self._usable_binaries(user)
+        version = self._version(binaries, user)
+        self._own(self.sock, user)
+        self._remove_leftovers()
+        if not (self.data / "PG_VERSION").exists():
+            self._initialise(binaries, version, user)
+        found = (self.data / "PG_VERSION").read_text().strip()
+        if found != str(version):
+            raise EmbeddedServerError(
+                f"the embedded data in {self.data} is of PostgreSQL {found}, the installed binaries are "
+                f"PostgreSQL {version}",
+                hint=f"install binaries of PostgreSQL {found} (or name them by ORCHESTRATOR_PG_BINDIR), dump "
+                "the data with pg_dump and load it into a new home",
+            )
+        self._launch(binaries, user)
 
     def stop(self, force: bool = False) -> bool:
         """Stop the server; False if none was running. On return it is gone.

@@ -109,6 +109,7 @@ def make_engine(
 
     def check(context: ExceptionContext) -> None:
         _leave_a_standby(context)
+        _leave_a_lost_line(context)
         if stale_statement(context.original_exception):
             if getattr(context.original_exception, "sqlstate", None) != "0A000":
                 log.warning("a pooler changes the sessions beneath prepared statements: none are used from now on")
@@ -272,6 +273,16 @@ def _require_utf8(connection: Line) -> None:
 def _leave_a_standby(context: ExceptionContext) -> None:
     """After a failover the old primary may come back read-only under connections that still work: drop them all."""
     if getattr(context.original_exception, "sqlstate", None) == "25006":
+        context.is_disconnect = True
+
+
+def _leave_a_lost_line(context: ExceptionContext) -> None:
+    """What fails in the driver itself leaves a connection that nothing more can be said to, not even ROLLBACK.
+
+    It may not know that yet: a session that was ended amid several statements at once is left in pipeline mode.
+    """
+    error = context.original_exception
+    if context.connection is not None and isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
         context.is_disconnect = True
 
 

@@ -97,7 +97,7 @@ def _spent(bench: Bench, without: Without, number: int) -> tuple[float, float]:
 
         warm = work()  # connects and prepares
         ground.run(url, "CHECKPOINT")
-        position = ground.one(url, "SELECT pg_current_wal_lsn()::text")
+        position = ground.one(url, "SELECT pg_current_wal_insert_lsn()::text")
         used = ground.server_cpu()
         count = 0
         while took := work():
@@ -108,7 +108,7 @@ def _spent(bench: Bench, without: Without, number: int) -> tuple[float, float]:
     bench_count = ground.one(url, "SELECT count(*) FROM tasks WHERE status = 'done'")
     if bench_count != number or count + warm != number:
         raise RuntimeError(f"{without.name}: {bench_count} of {number} tasks are done")
-    written = ground.one(url, "SELECT pg_current_wal_lsn() - %s::pg_lsn", position)
+    written = ground.one(url, "SELECT pg_current_wal_insert_lsn() - %s::pg_lsn", position)
     return used / count * 1e6, float(written) / count
 
 
