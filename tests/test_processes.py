@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import pwd
+import select
 import signal
 import subprocess
 import sys
@@ -219,6 +220,7 @@ def test_an_orphan_that_ends_by_itself_is_collected(monkeypatch: pytest.MonkeyPa
     async def main() -> None:
         tree = start(sys.executable, "-c", script + "    os._exit(0)\nos.wait()\n")
         await tree.wait()
+        await until(lambda: select.select([tree.stdout], [], [], 0)[0])  # the orphan may speak after its parent's end
         pid = int(os.read(tree.stdout, 100))
         tree.close()
         keep = processes.keeper()
