@@ -282,7 +282,7 @@ def test_the_first_sign_of_life_of_a_probe_opens_the_gate(
     with Working(Worker(orc, [FakeAgent(behave=behave)], 3)):
         for _ in range(3):
             gate.entered()
-        assert query(engine, "SELECT 1 FROM breakers") == []
+        wait_until(lambda: query(engine, "SELECT 1 FROM breakers") == [])  # before any of them has ended
         gate.open()
         wait_until(lambda: statuses(engine) == {"done": 3})
 
