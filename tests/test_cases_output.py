@@ -17,6 +17,7 @@ from orchestrator.domain.snapshot import RunEvent
 from orchestrator.worker import Worker
 from tests.commands import Cli
 from tests.conftest import WaitUntil
+from tests.running import PART
 from tests.working import Working, add, orchestrator, query
 
 RESULT = '{"type":"result","subtype":"success","is_error":false,"result":"fine","usage":{"input_tokens":1}}'
@@ -37,10 +38,7 @@ def work(url: str, agent: Any, **options: Any) -> None:
 
 def test_what_is_read_from_a_line_stands_behind_it(cli: Cli, database_url: str, engine: Engine) -> None:
     """A result line that comes in two writes is whole on every screen, and --raw has nothing but what was written."""
-    code = (
-        "import os, sys, time; part = lambda data: (os.write(1, data), time.sleep(0.1)); "
-        f"part(b'before\\n'); part(b'''{RESULT}'''); part(b'\\n'); os.write(2, b'warned\\n')"
-    )
+    code = f"{PART}\npart(b'before\\n'); part(b'''{RESULT}'''); part(b'\\n'); os.write(2, b'warned\\n')"
     (id_,) = add(engine)
     work(database_url, claude(code))
     kinds = [json.loads(line)["kind"] for line in cli("logs", str(id_), "--json").out.splitlines()]

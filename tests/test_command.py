@@ -24,7 +24,7 @@ from orchestrator.domain.given import AgentDefinition
 from orchestrator.domain.outcome import Outcome
 from orchestrator.domain.words import OutcomeClass
 from orchestrator.errors import InvalidInput
-from tests.running import FAKE, Forgetful, Heard, a_claim, execute, is_running, pids_in, until
+from tests.running import FAKE, PART, Forgetful, Heard, a_claim, execute, is_running, pids_in, until
 
 PYTHON = sys.executable
 
@@ -298,7 +298,7 @@ def test_bytes_that_are_no_utf8_lose_nothing_else() -> None:
 
 def test_a_character_that_is_cut_by_a_chunk_is_whole() -> None:
     """UTF-8 that arrives in two reads is one character, and an honest U+FFFD of the agent is no replacement."""
-    code = "import os, time\nfor b in 'é😀\ufffd'.encode(): os.write(1, bytes([b])); time.sleep(0.001)"
+    code = PART + "for b in 'é😀\ufffd'.encode(): part(bytes([b]))"
     live = Heard()
     outcome = execute(script(code), live=live)
     assert live.text() == "é😀\ufffd"

@@ -23,7 +23,6 @@ from orchestrator.cli.state import State
 from orchestrator.errors import OrchestratorError
 
 PROGRAM = "orchestrator"
-INTERRUPTED = 130
 PIPE_CLOSED = 141
 OURS = 70
 
@@ -88,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         printing.discard_stdout()
         return PIPE_CLOSED
     except KeyboardInterrupt:
-        return _told(state, args, "interrupted", "interrupted", None, INTERRUPTED)
+        return _told(state, args, "interrupted", "interrupted", None, printing.INTERRUPTED)
 
 
 def _invoke(args: list[str], state: State) -> int:

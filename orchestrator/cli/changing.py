@@ -28,8 +28,6 @@ from orchestrator.cli.options import (
 )
 from orchestrator.errors import Conflict, InvalidInput
 
-INTERRUPTED = 130
-
 if TYPE_CHECKING:
     from orchestrator.repositories.filters import TaskFilter
     from orchestrator.repositories.operations import Changed
@@ -454,7 +452,7 @@ def prune(
             }
         )
         if pruned.interrupted:
-            raise typer.Exit(INTERRUPTED)
+            raise typer.Exit(printing.INTERRUPTED)
         return
     from orchestrator.dashboard import short
 
@@ -465,7 +463,7 @@ def prune(
         printing.note(f"{pruned.kept:,} old tasks stay because live tasks need them")
     if pruned.interrupted:
         printing.note("interrupted: the rest is still there; run it again")
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(printing.INTERRUPTED)
 
 
 @contextmanager

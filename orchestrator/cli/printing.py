@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from orchestrator.dashboard.frame import Line
 
 
+INTERRUPTED = 130
+"""The exit code of what Ctrl-C ended."""
+
+
 def json_text(value: Any, *, indent: int | None = None) -> str:
     """Return *value* as JSON in ASCII without control characters."""
     return json.dumps(value, ensure_ascii=True, allow_nan=False, indent=indent, default=_plain)
