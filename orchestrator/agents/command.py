@@ -265,7 +265,6 @@ class CommandAttempt(Telling):
         self._open = {"stdout": tree.stdout, "stderr": tree.stderr}
         self._input = memoryview(start.prompt)
         self._heard = self._loop.time()
-        self._grace: asyncio.TimerHandle | None = None
         self._woken: asyncio.Future[None] = self._loop.create_future()
         self._timers: list[asyncio.TimerHandle] = []
         self._pause = _FIRST_TICK
@@ -316,6 +315,7 @@ class CommandAttempt(Telling):
             tree.exited.remove_done_callback(self._wake)
             for timer in self._timers:
                 timer.cancel()
+            self.lift_grace()
             self._hush()
             try:
                 if tree.returncode is None:  # only on the way out by an exception
@@ -423,14 +423,8 @@ class CommandAttempt(Telling):
         return self._events.asked or self._reader.asked
 
     def _has_said_all(self) -> None:
-        """Once the result or a question is there, the agent has only ``result_grace`` to end, unless it goes on."""
         said = self._reader.has_result or self._asks
-        if said and self._grace is None:
-            self._grace = self._loop.call_later(self._definition.result_grace, self._wake)
-            self._timers.append(self._grace)
-        elif not said and self._grace is not None:
-            self._grace.cancel()
-            self._grace = None
+        self.has_said_all(said, self._definition.result_grace, self._wake)
 
     def _wake(self, _: object = None) -> None:
         """Something has happened that ends the attempt: its exit, a request, or too long a life after its result."""

@@ -183,7 +183,6 @@ class _Exchange(Telling):
         self._answered = ""
         self._streaming = False
         self._asking: asyncio.Future[None] | None = None
-        self._grace: asyncio.TimerHandle | None = None
         self._held_open = False
         self.notes: list[str] = []
 
@@ -202,8 +201,7 @@ class _Exchange(Telling):
             if not asking.done():  # this coroutine is being cancelled: the connection goes first
                 asking.cancel()
                 await asyncio.wait([asking])
-            if self._grace is not None:
-                self._grace.cancel()
+            self.lift_grace()
         if not asking.cancelled():
             error = asking.exception()
             if isinstance(error, _Unusable):
@@ -338,16 +336,8 @@ class _Exchange(Telling):
         if data:
             self._reader.feed("stdout", data)
         if not final:
-            self._has_said_all(self._reader)
-
-    def _has_said_all(self, reader: Reader) -> None:
-        """Once the result or a question is there, a stream has only ``result_grace`` to end, unless it goes on."""
-        said = reader.has_result or reader.asked
-        if said and self._grace is None:
-            self._grace = asyncio.get_running_loop().call_later(self._given.result_grace, self._hang_up)
-        elif not said and self._grace is not None:
-            self._grace.cancel()
-            self._grace = None
+            said = self._reader.has_result or self._reader.asked
+            self.has_said_all(said, self._given.result_grace, self._hang_up)
 
     def _hang_up(self) -> None:
         if self._asking is not None and not self._asking.done():

@@ -6,7 +6,9 @@ worker's ``Live``. An adapter's attempt inherits from it.
 
 from __future__ import annotations
 
+import asyncio
 import codecs
+from collections.abc import Callable
 from typing import Any
 
 from orchestrator.agents.faults import Fault
@@ -58,6 +60,20 @@ class Telling:
         self._meter = meter
         self._tool: str | None = None
         self._limited = False
+        self._grace: asyncio.TimerHandle | None = None
+
+    def has_said_all(self, said: bool, seconds: float, end: Callable[[], None]) -> None:
+        """Once its result or a question is there (*said*), *end* is called after *seconds*, unless it goes on."""
+        if said and self._grace is None:
+            self._grace = asyncio.get_running_loop().call_later(seconds, end)
+        elif not said:
+            self.lift_grace()
+
+    def lift_grace(self) -> None:
+        """Nothing ends it any more; at the attempt's own end as well."""
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
 
     def doing(self, tool: str | None) -> None:
         """The agent waits for *tool*, or for none; called whenever it has said something."""
